@@ -15,7 +15,7 @@ from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import FP16
-from deepreduce_hvd.torch import results
+from deepreduce_hvd.torch import results, unnamed
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
 from deepreduce_hvd.torch.caller import DIRECT, current_caller
 from deepreduce_hvd.torch.cuda.device import DevicePath
@@ -43,6 +43,7 @@ class Adapter(TorchAdapter):
 
     def __init__(self, compressor, named):
         register_elastic(type(compressor))
+        unnamed.name_all()
         super().__init__(compressor, HorovodTransport(compressor.process_set))
         self.device_path = DevicePath(compressor)
         self.host_path = HostPath(self.device_path)

@@ -11,6 +11,7 @@ from horovod.torch import mpi_ops, optimizer as horovod_optimizer
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.peers import ranks_text
 from deepreduce_hvd.coordination.watch import Wait, frames_of, watcher
+from deepreduce_hvd.torch import unnamed
 from deepreduce_hvd.torch.transport import HorovodTransport
 
 _SYNCHRONIZE = mpi_ops.synchronize.__code__
@@ -48,11 +49,11 @@ def _describe(synchronize):
             first, *others = waited if isinstance(waited, tuple) else (waited,)
             more = f" and {len(others)} more" if others else ""
             return f"the gradient of {names.get(first)}{more}"
-    called = _outermost(synchronize)
-    text, handle = f"hvd.{called.f_code.co_name}", synchronize.f_locals.get("handle")
-    if called.f_locals.get("name", "") is None:
+    text = f"hvd.{_outermost(synchronize).f_code.co_name}"
+    number = unnamed.number_of(synchronize.f_locals.get("handle"))
+    if number is not None:
         text += (
-            f" number {handle} (without a name, it only matches those with the same number; give"
+            f" number {number} (without a name, it only matches those with the same number; give"
             " it a name)"
         )
     return text

@@ -13,5 +13,6 @@ reports, test_scenario = scenario_tests(
         "names_do_not_depend_on_timing",
         "collectives_of_the_program_after_backward",
         "a_collective_of_the_program_on_a_rank_without_gradients",
+        "collectives_without_a_name_anywhere",
     ),
 )

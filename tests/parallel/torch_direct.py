@@ -138,6 +138,62 @@ def scenario_a_collective_of_the_program_on_a_rank_without_gradients(directory):
     assert_equal_everywhere(network.named_parameters(), "without gradients")
 
 
+class Plus(torch.autograd.Function):
+    """Sum over ranks in the backward pass, as differentiable collectives do it."""
+
+    @staticmethod
+    def forward(ctx, values, expected):
+        ctx.expected = expected
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        summed = hvd.allreduce(torch.full((3,), float(hvd.rank())), op=hvd.Sum)
+        expect(bool((summed == ctx.expected).all()), "a collective in backward gave", summed)
+        return gradient, None
+
+
+def scenario_collectives_without_a_name_anywhere(directory):
+    """Random programs on late ranks: in forward, backward and after it, with unused parameters."""
+    ranks = sum(range(hvd.size()))
+    usual, exchanges._MOST_SECONDS = exchanges._MOST_SECONDS, 0.02
+    for program in range(4):
+        same, own = random.Random(program), random.Random(1000 * program + hvd.rank())
+        shapes = {f"p{i}": (same.randint(8, 40), 40) for i in range(6)}
+        network = named(**shapes)
+        optimizer, compressor = distributed(
+            network,
+            dr.Codec(dr.TopK(0.1)),
+            compressor_options={
+                "bucket_bytes": same.choice((0, 6000)),
+                "communicator": same.choice((dr.Allgather(), dr.GTopK(), dr.SplitAllgather())),
+            },
+        )
+        pause_in_roll_calls(compressor)
+        for step in range(6):
+            optimizer.zero_grad()
+            used = [name for name in network if same.random() < 0.8] or ["p0"]
+            inside = [name for name in used if same.random() < 0.3]
+            if same.random() < 0.5:
+                everyone = hvd.allgather(torch.tensor([hvd.rank()]))
+                expect(everyone.tolist() == list(range(hvd.size())), "gathered", everyone)
+            time.sleep(own.choice((0, 0, 0.1)))
+            losses = [
+                (Plus.apply(network[name], ranks) if name in inside else network[name])
+                .mul(coefficients(network[name].shape, step))
+                .sum()
+                for name in used
+            ]
+            sum(losses).backward()
+            if same.random() < 0.7:
+                total = hvd.allreduce(torch.tensor([float(hvd.rank())]), op=hvd.Sum)
+                expect(int(total) == ranks, step, "the sum is", total)
+            time.sleep(own.choice((0, 0, 0.1)))
+            optimizer.step()
+        assert_equal_everywhere(network.named_parameters(), f"program {program}")
+    exchanges._MOST_SECONDS = usual
+
+
 def scenario_steps_of_hvd_allreduce_end_with_backward(directory):
     """A step of hvd.allreduce ends with the next backward pass, even if it left out a parameter.
 
