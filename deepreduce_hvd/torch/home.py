@@ -12,13 +12,14 @@ def create_adapter(compressor, named):
     """Return Horovod's adapter, or one for a compressor that will be registered with a DDP model.
 
     Horovod is imported here, unless the program has initialized torch.distributed and not Horovod.
+    A program that has initialized neither may still do so for torch.distributed.
     """
     if not _uses_torch_distributed():
         try:
-            importlib.import_module("horovod.torch")
+            horovod = importlib.import_module("horovod.torch")
         except ImportError:
-            pass
-        else:
+            return UnattachedAdapter(compressor, named)
+        if horovod.is_initialized():
             return importlib.import_module("deepreduce_hvd.torch.adapter").Adapter(
                 compressor, named
             )
