@@ -22,7 +22,7 @@ dist.init_process_group("gloo", rank=0, world_size=1)
 model = torch.nn.parallel.DistributedDataParallel(network)
 compressor.register(model)
 model(torch.ones(2, 40)).sum().backward()
-print(compressor.stats()["steps"])
+print(compressor.stats()["weight"]["steps"])
 """
 
 
