@@ -93,7 +93,7 @@ def test_ddp_trains_as_on_the_host(folder):
     done = run_ranks(
         "torchrun", "--standalone", "--nproc-per-node=2", "--no-python",
         sys.executable, RUN, folder, HERE / "pretend" / "ddp.py",
-        folders=[folder, ROOT / "tests" / "parallel"], timeout=300,
+        folders=[folder, HERE / "pretend", ROOT / "tests" / "parallel"], timeout=300,
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout.count("as expected") == 2, done.stdout[-5000:]
 

@@ -1,6 +1,5 @@
 """Compression of gradients on their GPU, and the sums on GPUs."""
 
-import horovod.torch as hvd
 import torch
 
 from deepreduce_hvd.adapters.gpu import BaseDevicePath
@@ -9,6 +8,7 @@ from deepreduce_hvd.numpy_backend import residual_and_velocity
 from deepreduce_hvd.torch import ops as operators
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost, SideStreams, pinned
 from deepreduce_hvd.torch.cuda.exchange import DeviceAllgather, DeviceMember
+from deepreduce_hvd.torch.ops import DTYPES
 from deepreduce_hvd.torch.results import as_float32
 
 
@@ -110,18 +110,30 @@ class DeviceSums:
             scale: factor of the sum.
             in_place: whether sums may replace all gradients of the bucket.
         """
-        sums = self._sums.get((total, result.device))
+        key = total, result.device
+        sums = self._sums.get(key)
         if sums is None:
-            sums = self._start(total, result.device, scale, in_place)
+            sums = self._sums[key] = self._start(total, result.device, scale, in_place)
         if not sums.has(number, scale):  # another operation than that of the first one
-            sums = self._start(total, result.device, scale, in_place=False)
-        out = sums.take(number)
-        if as_float32(result) is None or result.data_ptr() != out.data_ptr():
-            result.copy_(out.view(result.shape))
+            sums = self._sums[key] = self._start(total, result.device, scale, in_place=False)
+        _fill(result, sums.take(number))
+
+    def decode_all(self, results, total, scale):
+        """Fill ``results`` with the sums of all gradients of a bucket, on the current stream.
+
+        Args:
+            results: list of tensors on one device, in the order of the bucket's members. They may
+                be the gradients' own memory.
+            total: sum of the bucket.
+            scale: factor of the sums.
+        """
+        sums = self._start(total, results[0].device, scale, in_place=True)
+        for number, result in enumerate(results):
+            _fill(result, sums.take(number))
 
     def _start(self, total, device, scale, in_place):
         calls = self._calls_of(tuple(member.name for member in total.members), device)
-        sums = self._sums[total, device] = _BucketSums(total, device, scale, in_place, calls)
+        sums = _BucketSums(total, device, scale, in_place, calls)
         copies = CopiesToHost()
         rows = copies.start(sums.results, torch.cuda.current_stream(device))
         self._sent.append((sums.names, rows, copies))
@@ -150,24 +162,36 @@ class DeviceSums:
         self.send()
         for names, results, copies in self._sent:
             copies.result()
-            for name, result in zip(names, results):
-                operators.checked(torch.ops.deepreduce.raise_failure, result, name)
+            operators.raise_failures(results, names)
         for _, copies in self._verdicts:
             copies.result()
         return all(bool(finite) for finite, _ in self._verdicts)
 
 
-class DevicePath(BaseDevicePath):
-    """The path of one compressor for gradients on GPUs."""
+def _fill(result, summed):
+    """Copy a sum, (d,) float32, to ``result``, unless it is there already."""
+    if as_float32(result) is None or result.data_ptr() != summed.data_ptr():
+        result.copy_(summed.view(result.shape))
 
-    def __init__(self, compressor):
+
+class DevicePath(BaseDevicePath):
+    """The path of one compressor for gradients on GPUs.
+
+    Args:
+        compressor: the :class:`~deepreduce_hvd.Compressor`.
+        nccl_built: function that returns whether collectives take payloads from the device.
+        rank: function that returns the number of this rank for random choices.
+    """
+
+    def __init__(self, compressor, nccl_built, rank):
         super().__init__(
             compressor,
             None if operators.HAS_CUDA_OPERATORS else "this installation has no CUDA operators",
             # without operators, the name does not exist
             lambda fields: torch.ops.deepreduce.cuda_supports(fields),
-            hvd.nccl_built,
+            nccl_built,
         )
+        self._rank = rank
         self.side_streams = SideStreams()
         self._encodings = {}  # names of members -> BucketEncodings
         self._sums = {}  # names of a bucket's members, device -> BucketSums
@@ -193,7 +217,8 @@ class DevicePath(BaseDevicePath):
         flat = gradient.detach().contiguous().view(-1)
         codec, memory = slot.policy.codec, slot.policy.memory
         if held:
-            return DeviceMember(slot, flat, nothing=payload_of_nothing(codec, flat.numel()))
+            nothing = payload_of_nothing(codec, flat.numel(), DTYPES[flat.dtype])
+            return DeviceMember(slot, flat, nothing=nothing)
         return DeviceMember(
             slot, flat, codec.fields(memory, slot.steps - 1), as_float32(gradient) is not None
         )
@@ -220,7 +245,7 @@ class DevicePath(BaseDevicePath):
             [member.on_device for member in members], list(residuals), list(velocities),
             [number for member in members for number in member.fields],
             self.compressor.seed, [slot.steps - 1 for slot in slots], [slot.key for slot in slots],
-            hvd.rank(),
+            self._rank(),
         )  # fmt: skip
 
     def communicator(self, slots, planned=None):

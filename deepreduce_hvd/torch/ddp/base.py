@@ -38,6 +38,7 @@ class DistributedAdapter(TorchAdapter):
         transport: transport over the ranks whose gradients are averaged. All these ranks create
             the adapter together.
         slots: name of a parameter -> its :class:`~deepreduce_hvd.torch.slot.Slot`.
+        on_host: whether the gradients of GPUs are encoded and summed on the host.
 
     Attributes:
         layout: how each gradient is sent. PyTorch decides which gradients share a message.
@@ -45,9 +46,9 @@ class DistributedAdapter(TorchAdapter):
             ready when PyTorch hands over its buffer.
     """
 
-    def __init__(self, compressor, transport, slots):
+    def __init__(self, compressor, transport, slots, on_host=True):
         self._pass: BackwardPass | None = None
-        super().__init__(compressor, transport, self._buckets_of_pass, on_host=True)
+        super().__init__(compressor, transport, self._buckets_of_pass, on_host)
         self.slots = slots
         self.host_path = HostPath(None)
         self._follow(self.scheduler.layout)
@@ -178,9 +179,13 @@ class DistributedAdapter(TorchAdapter):
             return
         for job in backward_pass.jobs:
             job.ended.wait()
-        self._end_step(
-            backward_pass.slots, backward_pass.void and backward_pass.loss_scale is not None
-        )
+        self._join_streams()
+        sums = backward_pass.device_sums
+        void = (sums is not None and not sums.check()) or backward_pass.void
+        self._end_step(backward_pass.slots, void and backward_pass.loss_scale is not None)
+
+    def _join_streams(self):
+        """Let the current streams wait for the work that reads or changes memories on GPUs."""
 
     def forget_steps(self):
         """Discard the step in progress."""
@@ -188,6 +193,7 @@ class DistributedAdapter(TorchAdapter):
         backward_pass, self._pass = self._pass, None
         if backward_pass is not None:  # its jobs read and write the memories
             backward_pass.settle(_FORGET_SECONDS)
+        self._join_streams()
         self.times.forget()
         self.scheduler.restart()
         self._follow(self.scheduler.layout)

@@ -95,7 +95,7 @@ class BucketJob:
         self._start()
         for _, _, member in (one for part in self._compressed.values() for one in part):
             if member.failure is not None:
-                raise _failure_of(member, member.failure) from member.failure
+                raise failure_of(member, member.failure) from member.failure
 
     def _add(self, slot, gradient):
         self._pass.slots.append(slot)
@@ -122,10 +122,13 @@ class BucketJob:
         try:
             slot.follow_loss_scale(self._pass.loss_scale)
             slot.back_up()
-            return self._adapter.host_path.member(slot, gradient, None, held)
+            return self._new_member(slot, gradient, held)
         # catch all errors: the other ranks must get a notice instead of waiting
         except Exception as error:
             return BucketMember.failed(slot.name, gradient.numel(), error)
+
+    def _new_member(self, slot, gradient, held):
+        return self._adapter.host_path.member(slot, gradient, None, held)
 
     def _start(self):
         """Create the exchanges, which encode, and the channels of the uncompressed sums.
@@ -151,16 +154,17 @@ class BucketJob:
                 part[0][0].steps - 1, transport.rank,
             )  # fmt: skip
             self._exchanges.append(
-                Exchange(
-                    communicator,
-                    bucket,
-                    transport,
-                    name_of(part),
-                    self._encoded(policy, communicator, part),
-                )
+                self._exchange(policy, communicator, part, bucket, name_of(part))
             )
         for way, part in self._uncompressed.items():
             self._channels[way] = Channel(transport, f"{name_of(part)}.{way}")
+
+    def _exchange(self, policy, communicator, part, bucket, name):
+        """Return the exchange of a part of the gradients."""
+        return Exchange(
+            communicator, bucket, self._adapter.transport, name,
+            self._encoded(policy, communicator, part),
+        )  # fmt: skip
 
     def _encoded(self, policy, communicator, part):
         """Let threads encode gradients; yield the handle that must be done before the exchange."""
@@ -181,7 +185,7 @@ class BucketJob:
             try:
                 encoding.payload()
             except Exception as error:
-                raise _failure_of(member, error) from error
+                raise failure_of(member, error) from error
 
     def run(self):
         """Exchange and decode; called by the driver."""
@@ -203,14 +207,19 @@ class BucketJob:
         self.error = error
         self._compressed, self._uncompressed, self._exchanges = {}, {}, []
         try:
-            if error is None and self.mirror is not None:
-                self.mirror.finish(self._finished)
+            if error is None:
+                self._hand_over()
         except Exception as failed:  # CUDA's
             self.error = failed
         if not self._finished.done():
             self._finished.set_result(self._buffer if self.error is None else None)
         self._buffer = self.mirror = None
         self.ended.set()
+
+    def _hand_over(self):
+        """Make the average the result of the future, if it belongs to a stream."""
+        if self.mirror is not None:
+            self.mirror.finish(self._finished)
 
     def _outcome(self, finished):
         if self.error is not None:
@@ -219,19 +228,10 @@ class BucketJob:
 
     def _decode(self, part, exchange, total):
         """Write the averages of compressed gradients into the bucket."""
-        backward_pass = self._pass
+        self._count(part, exchange, total)
         scale = 1.0 / self._divisor
-        channel = exchange.channel
-        heads = (channel.rounds + channel.in_groups) * self._adapter.transport.head_bytes
         for number, (slot, gradient, _) in enumerate(part):
             started = time.perf_counter()
-            slot.encode_seconds += exchange.encode_seconds(number)
-            slot.encoding = None  # it refers to the payload
-            # a slot always counts Horovod's probe, which does not exist with DDP
-            slot.count_sent(gradient, exchange, (0 if number else heads) - wire.PROBE_BYTES)
-            if total.non_finite(number):
-                backward_pass.void = True
-                self._adapter.warn_of_non_finite(slot.name)
             summed, largest = self._adapter.host_path.decode(gradient, total, number, scale)
             if results.may_exceed(gradient.dtype, largest):
                 self._look_at(summed.to(gradient.dtype), slot.name)
@@ -239,34 +239,62 @@ class BucketJob:
             slot.decode_seconds += ended - started
             self._adapter.times.result(slot.name, started, ended, EXCHANGES)
 
+    def _count(self, part, exchange, total):
+        """Note what the exchange of gradients has sent, and whether some of them are void."""
+        channel = exchange.channel
+        extra = (channel.rounds + channel.in_groups) * self._adapter.transport.head_bytes
+        extra += self._bytes_besides_payloads(part, channel)
+        for number, (slot, gradient, _) in enumerate(part):
+            slot.encode_seconds += exchange.encode_seconds(number)
+            slot.encoding = None  # it refers to the payload
+            # a slot always counts Horovod's probe, which does not exist with DDP
+            slot.count_sent(gradient, exchange, (0 if number else extra) - wire.PROBE_BYTES)
+            if total.non_finite(number):
+                self._pass.void = True
+                self._adapter.warn_of_non_finite(slot.name)
+
+    def _bytes_besides_payloads(self, part, channel):
+        return 0
+
     def _sum_uncompressed(self, way, part):
         """Average gradients that are not compressed, in one message.
 
         float16 and bfloat16 are summed in float32, unless the way is "fp16".
         """
-        dtype = torch.promote_types(self._buffer.dtype, torch.float32)
-        if way == FP16:
-            dtype = torch.float16
         times, started = self._adapter.times, time.perf_counter()
-        sizes = [gradient.numel() for _, gradient in part]
-        in_place = dtype == self._buffer.dtype and sum(sizes) == self._buffer.numel()
-        summed = self._buffer
-        if not in_place:
-            summed = torch.cat([gradient.reshape(-1) for _, gradient in part]).to(dtype)
-        self._adapter.transport.wait(self._channels[way].allreduce_in_place(summed))
+        summed = self._joined(way, part)
+        self._average(way, summed)
         received = time.perf_counter()
         label = label_of([slot.name for slot, _ in part])
         times.message(f"{label}, {way}", started, received)
-        summed /= self._divisor
-        for (slot, gradient), own in zip(part, summed.split(sizes)):
-            if not in_place:
-                gradient.copy_(own.view(gradient.shape))
+        parts = summed.split([gradient.numel() for _, gradient in part])
+        gradients = [gradient for _, gradient in part]
+        if summed is not self._buffer:
+            torch._foreach_copy_(
+                gradients, [own.view(one.shape) for own, one in zip(parts, gradients)]
+            )
+        for (slot, gradient), own in zip(part, parts):
             slot.count_dense(gradient, own)
             if way == FP16:  # its largest number is 65504
                 self._look_at(gradient, slot.name)
             elif self._pass.loss_scale is not None:
                 self._look_at(gradient)
         times.result(label, received, time.perf_counter(), EXCHANGES)
+
+    def _joined(self, way, part):
+        """Return gradients as one tensor, which is the whole buffer if possible."""
+        dtype = torch.promote_types(self._buffer.dtype, torch.float32)
+        if way == FP16:
+            dtype = torch.float16
+        size = sum(gradient.numel() for _, gradient in part)
+        if dtype == self._buffer.dtype and size == self._buffer.numel():
+            return self._buffer
+        return torch.cat([gradient.reshape(-1) for _, gradient in part]).to(dtype)
+
+    def _average(self, way, summed):
+        """Replace a tensor by its average over all ranks."""
+        self._adapter.transport.wait(self._channels[way].allreduce_in_place(summed))
+        summed /= self._divisor
 
     def _look_at(self, result, name=None):
         """Record whether an optimizer gets NaN or Inf; loss scaling then skips its step."""
@@ -276,7 +304,7 @@ class BucketJob:
                 self._adapter.warn_of_non_finite(name)
 
 
-def _failure_of(member, error):
+def failure_of(member, error):
     """Return the error of a rank that cannot encode a gradient.
 
     The driver sends it to the other ranks instead of the exchange. So they learn the number of this
@@ -297,6 +325,7 @@ class BackwardPass:
         jobs: the :class:`BucketJob` of each bucket so far.
         buckets: names of the parameters in each of them.
         void: whether some result has NaN or Inf.
+        device_sums: the :class:`~deepreduce_hvd.torch.cuda.device.DeviceSums` of the pass, or None.
         failure: an error at its beginning, or None.
         ended: whether all gradients so far have been waited for.
     """
@@ -308,6 +337,7 @@ class BackwardPass:
         self.jobs = []
         self.buckets = []
         self.void = False
+        self.device_sums = None
         self.failure = None
         self.ended = True
 
