@@ -89,10 +89,11 @@ def test_steps_and_groups(folder, script):
     assert done.returncode == 0 and done.stdout.count("as expected") == 2, done.stdout[-5000:]
 
 
-def test_ddp_trains_as_on_the_host(folder):
+@pytest.mark.parametrize("script", ["ddp.py", "ddp_device.py"])
+def test_ddp_trains_as_on_the_host(folder, script):
     done = run_ranks(
         "torchrun", "--standalone", "--nproc-per-node=2", "--no-python",
-        sys.executable, RUN, folder, HERE / "pretend" / "ddp.py",
+        sys.executable, RUN, folder, HERE / "pretend" / script,
         folders=[folder, HERE / "pretend", ROOT / "tests" / "parallel"], timeout=300,
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout.count("as expected") == 2, done.stdout[-5000:]

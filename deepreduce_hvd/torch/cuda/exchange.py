@@ -37,8 +37,9 @@ class DeviceMember(BucketMember):
     """
 
     def __init__(self, slot, gradient, fields=None, replaceable=False, nothing=None):
+        dtype = operators.DTYPES.get(gradient.dtype)
         super().__init__(
-            slot.name, _shape_only(gradient.numel()), (), slot.key, held=fields is None
+            slot.name, _shape_only(gradient.numel()), (), slot.key, dtype, held=fields is None
         )
         self.slot = slot
         self.on_device = gradient

@@ -15,7 +15,7 @@ from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
-from deepreduce_hvd.torch.ddp.buckets import BackwardPass
+from deepreduce_hvd.torch.ddp.buckets import BackwardPass, Way
 from deepreduce_hvd.torch.ddp.failures import watch
 from deepreduce_hvd.torch.ddp.mirrors import MirroredJob
 from deepreduce_hvd.torch.host import HostPath
@@ -42,6 +42,8 @@ class DistributedAdapter(TorchAdapter):
 
     Attributes:
         layout: how each gradient is sent. PyTorch decides which gradients share a message.
+        ways: name of a parameter -> the :class:`~deepreduce_hvd.torch.ddp.buckets.Way` of its
+            gradients, if they are compressed.
         times: as in :class:`~deepreduce_hvd.torch.base_adapter.TorchAdapter`. A gradient counts as
             ready when PyTorch hands over its buffer.
     """
@@ -50,6 +52,7 @@ class DistributedAdapter(TorchAdapter):
         self._pass: BackwardPass | None = None
         super().__init__(compressor, transport, self._buckets_of_pass, on_host)
         self.slots = slots
+        self.ways = {}
         self.host_path = HostPath(None)
         self._follow(self.scheduler.layout)
         self._driver = Driver(self.transport)
@@ -85,12 +88,11 @@ class DistributedAdapter(TorchAdapter):
     def _follow(self, layout):
         """Send the gradients of the steps from now on as ``layout`` says."""
         self.layout = layout
+        known: dict[tuple, Way] = {}
         for name, slot in self.slots.items():
             slot.policy = layout.policies[name]
-
-    def communicator_of(self, slot):
-        """Return the communicator of a parameter's compressed gradients."""
-        return self.layout.communicators.get(slot.name, self.compressor.communicator)
+            way = slot.policy, layout.communicators.get(name, self.compressor.communicator)
+            self.ways[name] = known.setdefault(way, Way(*way))
 
     def compress(self, tensor):
         self._refuse_horovod("compress")

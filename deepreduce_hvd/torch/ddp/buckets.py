@@ -1,5 +1,6 @@
 """One bucket of DDP in one step: its gradients are encoded, exchanged and decoded."""
 
+import dataclasses
 import threading
 import time
 import zlib
@@ -7,11 +8,13 @@ import zlib
 import torch
 
 from deepreduce_hvd.communicators import wire
+from deepreduce_hvd.communicators.base import Communicator
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember, label_of
 from deepreduce_hvd.communicators.encoding_threads import Encodings
 from deepreduce_hvd.communicators.exchange import Channel, Exchange
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.errors import DeepReduceError
+from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.schedule.dag import EXCHANGES, FP16
 from deepreduce_hvd.torch import results
 
@@ -36,6 +39,21 @@ def _fills_memory(tensor):
                 return False
             extent *= size
     return True
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Way:
+    """How compressed gradients are sent. Those of a bucket that have the same way share a message.
+
+    An adapter has one object for each way: comparing policies takes longer.
+
+    Attributes:
+        policy: their :class:`~deepreduce_hvd.planning.policies.Policy`.
+        communicator: their communicator.
+    """
+
+    policy: Policy
+    communicator: Communicator
 
 
 class BucketJob:
@@ -64,8 +82,7 @@ class BucketJob:
         self._pass = backward_pass
         self._buffer = buffer
         self._divisor = adapter.transport.size if divisor is None else divisor
-        # (policy, communicator) -> [(slot, view of the gradient, its bucket member)]
-        self._compressed = {}
+        self._compressed = {}  # Way -> [(slot, view of the gradient, its bucket member)]
         self._uncompressed = {}  # "dense" or "fp16" -> [(slot, view of the gradient)]
         self._exchanges = []  # one for each policy and communicator
         self._channels = {}  # "dense" or "fp16" -> Channel
@@ -113,7 +130,7 @@ class BucketJob:
         # has no more batches
         held = not made and not bool(gradient.any())
         member = self._member(slot, gradient, held)
-        way = slot.policy, self._adapter.communicator_of(slot)
+        way = self._adapter.ways[slot.name]
         self._compressed.setdefault(way, []).append((slot, gradient, member))
 
     def _member(self, slot, gradient, held):
@@ -148,28 +165,24 @@ class BucketJob:
             name = collective_name(compressor.number, first.name)
             return f"{name}.step {first.steps}.{mark:08x}"
 
-        for (policy, communicator), part in self._compressed.items():
+        for way, part in self._compressed.items():
             bucket = Bucket(
-                policy.codec, policy.memory, [member for _, _, member in part], compressor.seed,
-                part[0][0].steps - 1, transport.rank,
+                way.policy.codec, way.policy.memory, [member for _, _, member in part],
+                compressor.seed, part[0][0].steps - 1, transport.rank,
             )  # fmt: skip
-            self._exchanges.append(
-                self._exchange(policy, communicator, part, bucket, name_of(part))
-            )
+            self._exchanges.append(self._exchange(way, part, bucket, name_of(part)))
         for way, part in self._uncompressed.items():
             self._channels[way] = Channel(transport, f"{name_of(part)}.{way}")
 
-    def _exchange(self, policy, communicator, part, bucket, name):
-        """Return the exchange of a part of the gradients."""
-        return Exchange(
-            communicator, bucket, self._adapter.transport, name,
-            self._encoded(policy, communicator, part),
-        )  # fmt: skip
+    def _exchange(self, way, part, bucket, name):
+        """Return the exchange of the gradients of one way."""
+        before = self._encoded(way, part)
+        return Exchange(way.communicator, bucket, self._adapter.transport, name, before)
 
-    def _encoded(self, policy, communicator, part):
+    def _encoded(self, way, part):
         """Let threads encode gradients; yield the handle that must be done before the exchange."""
-        adapter = self._adapter
-        if not communicator.sends_payloads:
+        adapter, policy = self._adapter, way.policy
+        if not way.communicator.sends_payloads:
             return
         encodings = {}
         for slot, _, member in part:

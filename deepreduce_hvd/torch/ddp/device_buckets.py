@@ -81,7 +81,7 @@ class DeviceBucketJob(BucketJob):
                 self._copied[way] = joined, host
         super()._start()
 
-    def _exchange(self, policy, communicator, part, bucket, name):
+    def _exchange(self, way, part, bucket, name):
         gather = DeviceAllgather(
             self._path.start_encodings,
             self._buffer.device if self._path.nccl else None,

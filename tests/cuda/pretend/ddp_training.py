@@ -1,5 +1,6 @@
 """Train with DDP on a simulated device and on the host, on the ranks that torchrun has started.
 
+On the device, gradients come later than the hook, and sums later than the end of a bucket's job.
 DDP's own collectives go through the host, as PyTorch without CUDA has none for a device.
 """
 
@@ -11,7 +12,9 @@ from ddp_tools import batch
 from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.torch.ddp.adapter import DdpAdapter
 from deepreduce_hvd.torch.ddp.buckets import BucketJob
+from deepreduce_hvd.torch.ddp.device_buckets import DeviceBucketJob
 
 CODEC = dr.Codec(dr.TopK(0.05), index=dr.Rice(), value=dr.QSGD(bits=4))
 STEPS = 4
@@ -87,6 +90,35 @@ def _noted_run(job):
 
 
 BucketJob.run = _noted_run
+
+
+def _late(buffer):
+    """Let the contents of a tensor come later, when the current stream is waited for."""
+    host = buffer.cpu()
+    buffer.fill_(float("nan"))
+    buffer.copy_(host, non_blocking=True)
+
+
+_average, _hand_over = DdpAdapter.average, DeviceBucketJob._hand_over
+
+
+def _average_late(adapter, bucket):
+    """Hand over gradients that the stream of backward has not made yet."""
+    if not bucket.buffer().is_cuda:
+        return _average(adapter, bucket)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        _late(bucket.buffer())
+        return _average(adapter, bucket)
+
+
+def _hand_over_late(job):
+    """Hand over sums that the stream of the exchange has not made yet."""
+    with torch.cuda.stream(job._streams.exchange):
+        _late(job._buffer)
+    _hand_over(job)
+
+
+DdpAdapter.average, DeviceBucketJob._hand_over = _average_late, _hand_over_late
 
 
 def model_of(
