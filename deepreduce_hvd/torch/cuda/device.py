@@ -13,10 +13,11 @@ from deepreduce_hvd.torch.results import as_float32
 
 
 class _BucketSums:
-    """The sums of a bucket's gradients on one device, all started together.
+    """The sums of gradients of a bucket on one device, all started together.
 
     Args:
         total: the bucket's :class:`~deepreduce_hvd.communicators.sums.GatheredPayloads`.
+        numbers: numbers of the bucket's members, which have one policy.
         device: the device.
         scale: factor of the sums.
         in_place: whether sums may replace gradients.
@@ -27,18 +28,13 @@ class _BucketSums:
         results: (n, m) uint8 on the device: a dr_cuda_result for each.
     """
 
-    def __init__(self, total, device, scale, in_place, calls):
+    def __init__(self, total, numbers, device, scale, in_place, calls):
         self.scale = scale
-        numbers = [
-            number
-            for number, member in enumerate(total.members)
-            if isinstance(member, DeviceMember) and member.device == device
-        ]
         members = [total.members[number] for number in numbers]
         self.names = [member.name for member in members]
         self._outs = dict(zip(numbers, _zeros_for(members, device, in_place)))
         messages = [message for number in numbers for message in total.messages[number]]
-        policy = members[0].slot.policy  # all members of a bucket have the same
+        policy = members[0].slot.policy
         self.results = operators.checked(
             calls.start,
             list(self._outs.values()),
@@ -118,22 +114,30 @@ class DeviceSums:
             sums = self._sums[key] = self._start(total, result.device, scale, in_place=False)
         _fill(result, sums.take(number))
 
-    def decode_all(self, results, total, scale):
-        """Fill ``results`` with the sums of all gradients of a bucket, on the current stream.
+    def decode_some(self, results, total, scale):
+        """Fill ``results`` with the sums of gradients of one policy, on the current stream.
 
         Args:
-            results: list of tensors on one device, in the order of the bucket's members. They may
-                be the gradients' own memory.
+            results: {number of a bucket's member: tensor}, on one device. The tensors may be the
+                gradients' own memory.
             total: sum of the bucket.
             scale: factor of the sums.
         """
-        sums = self._start(total, results[0].device, scale, in_place=True)
-        for number, result in enumerate(results):
+        device = next(iter(results.values())).device
+        sums = self._start(total, device, scale, True, list(results))
+        for number, result in results.items():
             _fill(result, sums.take(number))
 
-    def _start(self, total, device, scale, in_place):
-        calls = self._calls_of(tuple(member.name for member in total.members), device)
-        sums = _BucketSums(total, device, scale, in_place, calls)
+    def _start(self, total, device, scale, in_place, numbers=None):
+        """Start the sums of some members of a bucket; by default of all that are on the device."""
+        if numbers is None:
+            numbers = [
+                number
+                for number, member in enumerate(total.members)
+                if isinstance(member, DeviceMember) and member.device == device
+            ]
+        calls = self._calls_of(tuple(total.members[number].name for number in numbers), device)
+        sums = _BucketSums(total, numbers, device, scale, in_place, calls)
         copies = CopiesToHost()
         rows = copies.start(sums.results, torch.cuda.current_stream(device))
         self._sent.append((sums.names, rows, copies))

@@ -15,7 +15,7 @@ from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.schedule.dag import EXCHANGES
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost
 from deepreduce_hvd.torch.cuda.exchange import DeviceAllgather
-from deepreduce_hvd.torch.ddp.buckets import BucketJob, failure_of
+from deepreduce_hvd.torch.ddp.buckets import BucketJob, Way, failure_of
 
 
 class DeviceStreams:
@@ -79,6 +79,11 @@ class DeviceBucketJob(BucketJob):
                 joined.record_stream(self._streams.exchange)
                 host = self._copies.start(joined, self._streams.encoding)
                 self._copied[way] = joined, host
+        elif self._compressed:
+            # One message for all ways. Through the host there is one for each, since another rank
+            # may encode there.
+            first, *_ = self._compressed
+            self._compressed = {first: [one for part in self._compressed.values() for one in part]}
         super()._start()
 
     def _exchange(self, way, part, bucket, name):
@@ -106,8 +111,11 @@ class DeviceBucketJob(BucketJob):
     def _decode(self, part, exchange, total):
         self._count(part, exchange, total)
         started = time.perf_counter()
-        gradients = [gradient for _, gradient, _ in part]
-        self._pass.device_sums.decode_all(gradients, total, 1.0 / self._divisor)
+        by_way: dict[Way, dict] = {}
+        for number, (slot, gradient, _) in enumerate(part):
+            by_way.setdefault(self._adapter.ways[slot.name], {})[number] = gradient
+        for results in by_way.values():
+            self._pass.device_sums.decode_some(results, total, 1.0 / self._divisor)
         ended = time.perf_counter()
         for slot, *_ in part:
             slot.decode_seconds += (ended - started) / len(part)

@@ -4,6 +4,7 @@ On the device, gradients come later than the hook, and sums later than the end o
 DDP's own collectives go through the host, as PyTorch without CUDA has none for a device.
 """
 
+import contextlib
 import datetime
 
 import torch
@@ -12,6 +13,7 @@ from ddp_tools import batch
 from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.torch.ddp import adapter as ddp_adapter, transport as ddp_transport
 from deepreduce_hvd.torch.ddp.adapter import DdpAdapter
 from deepreduce_hvd.torch.ddp.buckets import BucketJob
 from deepreduce_hvd.torch.ddp.device_buckets import DeviceBucketJob
@@ -72,6 +74,57 @@ class ThroughHost(dist.ProcessGroup):
 
     def getBackendName(self):
         return "through_host"
+
+
+class PretendedNccl:
+    """NCCL's collectives on tensors of the device, through the host."""
+
+    made = 0
+
+    def __init__(self, ranks, timeout):
+        type(self).made += 1
+        self._group, self._size = ddp_transport._new_group(ranks, timeout), len(ranks)
+
+    def allreduce(self, tensor):
+        assert tensor.is_cuda
+        host = tensor.cpu()
+        work = self._group.allreduce(host)
+        work.wait()
+        tensor.copy_(host)
+        return work
+
+    def _allgather_base(self, rows, own):
+        assert rows.is_cuda and own.is_cuda and rows.numel() == self._size * own.numel()
+        host = torch.empty((self._size, own.numel()), dtype=own.dtype)
+        work = self._group.allgather([list(host)], [own.cpu()])
+        work.wait()
+        rows.copy_(host.view(-1))
+        return work
+
+    def abort(self):
+        self._group = None
+
+
+@contextlib.contextmanager
+def replaced(owner, **functions):
+    """Replace attributes of ``owner``."""
+    before = {name: getattr(owner, name) for name in functions}
+    for name, function in functions.items():
+        setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(owner, name, function)
+
+
+@contextlib.contextmanager
+def pretended_nccl():
+    with (
+        replaced(ddp_adapter, has_nccl=lambda group: True),
+        replaced(ddp_transport, new_device_group=PretendedNccl),
+    ):
+        yield
 
 
 dist.Backend.register_backend("through_host", ThroughHost, devices=["cpu", "cuda"])
