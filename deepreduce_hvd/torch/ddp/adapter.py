@@ -13,8 +13,9 @@ from deepreduce_hvd.torch.cuda.device import DevicePath
 from deepreduce_hvd.torch.ddp.base import DistributedAdapter, expect_unused
 from deepreduce_hvd.torch.ddp.buckets import BucketJob, in_layout_of
 from deepreduce_hvd.torch.ddp.device_buckets import DeviceBucketJob, DeviceStreams
+from deepreduce_hvd.torch.ddp.device_group import has_nccl
 from deepreduce_hvd.torch.ddp.mirrors import Mirrors, expect_no_capture
-from deepreduce_hvd.torch.ddp.transport import DistributedTransport, has_nccl, ranks_and_timeout
+from deepreduce_hvd.torch.ddp.transport import DistributedTransport, ranks_and_timeout
 from deepreduce_hvd.torch.parameters import Parameters
 
 
@@ -134,9 +135,6 @@ class DdpAdapter(DistributedAdapter):
             streams.join()
 
     def close(self):
-        if self.device_path.nccl and self._driver.failure is None:
-            for streams in self._streams.values():  # results of the last step may be under way
-                streams.exchange.synchronize()
         super().close()
         self._mirrors.clear()
 

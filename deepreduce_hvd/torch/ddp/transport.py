@@ -30,6 +30,7 @@ import torch.distributed as dist
 from deepreduce_hvd.communicators.base import Transport
 from deepreduce_hvd.communicators.wire import describe
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
+from deepreduce_hvd.torch.ddp.device_group import DeviceGroup
 from deepreduce_hvd.torch.ddp.failures import describe_failure
 
 _HOST = torch.device("cpu")  # independent of the default device
@@ -78,7 +79,7 @@ class DistributedTransport(Transport):
         self._ranks = ranks
         self._timeout = timeout
         self._group = _new_group(ranks, timeout)
-        self._device_group: Any = None  # of collectives on a GPU
+        self._device_group: Any = None  # a DeviceGroup, once there is one
         self._by_host: dict[int, tuple[DistributedTransport, DistributedTransport | None]] = {}
 
     @property
@@ -107,12 +108,9 @@ class DistributedTransport(Transport):
         collectives are ordered on the stream that is current in ``wait``, which does not wait for
         the GPU.
         """
-        self._device_group = new_device_group(self._ranks, self._timeout)
-        # also at the end of the process, before CUDA's. Aborting waits for no rank, and nobody
-        # needs results any more.
-        self._end_device_group = weakref.finalize(self, self._device_group.abort)
-        # NCCL connects the ranks in the first collective
-        self._device_group.allreduce(torch.zeros(1, device=device)).wait()
+        store, place = _store_and_place(self._ranks)
+        self._device_group = DeviceGroup(store, place, self.size, self._timeout, device)
+        self._end_device_group = weakref.finalize(self, self._device_group.end)
 
     def allgather(self, array, name):
         return Collective(name, lambda: self._allgather(array, name))
@@ -166,10 +164,7 @@ class DistributedTransport(Transport):
         return self._by_host[count]
 
     def close(self):
-        """Free the process groups; the transport cannot be used after this.
-
-        Collectives on a GPU must be complete.
-        """
+        """Free the process groups; the transport cannot be used after this."""
         self.reset()
         if self._device_group is not None:
             self._end_device_group()
@@ -271,22 +266,10 @@ class DistributedTransport(Transport):
                 self._group.broadcast(part, rank).wait()
         return out.numpy()
 
-    def _gather_on_device(self, own, sizes):
-        """Gather (n,) uint8 tensors of ``sizes`` on the GPU, one after another in rank order."""
-        largest = int(sizes.max())
-        if own.numel() < largest:
-            own = torch.nn.functional.pad(own, (0, largest - own.numel()))
-        rows = torch.empty(self.size * largest, dtype=torch.uint8, device=own.device)
-        if largest:
-            self._device_group._allgather_base(rows, own).wait()
-        if (sizes == largest).all():
-            return rows
-        parts = rows.view(self.size, largest)
-        return torch.cat([row[:size] for row, size in zip(parts, sizes.tolist())])
-
     def _allgather(self, array, name):
         if isinstance(array, torch.Tensor):
-            return self._gather_on_device(array, self._heads(name, [array.numel()])[:, 0])
+            sizes = self._heads(name, [array.numel()])[:, 0]
+            return self._device_group.allgather(array, sizes)
         sizes = self._heads(name, [array.size])[:, 0]
         return self._gather_bytes(array, sizes)
 
@@ -318,7 +301,7 @@ class DistributedTransport(Transport):
         out = array if isinstance(array, torch.Tensor) else torch.tensor(array, device=_HOST)
         self._heads(name, [out.numel()])
         if out.is_cuda:
-            self._device_group.allreduce(out).wait()
+            self._device_group.allreduce(out)
             return out
         self._group.allreduce(out).wait()
         return out.numpy()
@@ -331,15 +314,6 @@ def ranks_and_timeout(group: dist.ProcessGroup) -> tuple[list[int], timedelta]:
     options = [one.options for one in backends if getattr(one, "options", None) is not None]
     timeout = options[0]._timeout if options else dist.default_pg_timeout
     return dist.get_process_group_ranks(group), timeout
-
-
-def has_nccl(group: dist.ProcessGroup) -> bool:
-    """Return whether a process group uses NCCL for tensors on GPUs."""
-    if not dist.is_nccl_available() or torch.device("cuda") not in group._device_types:
-        return False
-    backend = group._get_backend(torch.device("cuda"))
-    # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
-    return isinstance(getattr(backend, "wrapped_pg", backend), dist.ProcessGroupNCCL)
 
 
 def _new_group(ranks, timeout):
@@ -356,14 +330,6 @@ def _new_group(ranks, timeout):
             f"new process group: expected all {len(ranks)} ranks of the model to call register, "
             f"{describe_failure(error)}"
         ) from error
-
-
-def new_device_group(ranks: list[int], timeout: timedelta) -> Any:
-    """Create a process group of NCCL, as :func:`_new_group` creates one on the host."""
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    store, place = _store_and_place(ranks)
-    return dist.ProcessGroupNCCL(store, place, len(ranks), options)
 
 
 def _store_and_place(ranks):

@@ -13,7 +13,7 @@ from ddp_tools import batch
 from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.torch.ddp import adapter as ddp_adapter, transport as ddp_transport
+from deepreduce_hvd.torch.ddp import adapter as ddp_adapter, device_group
 from deepreduce_hvd.torch.ddp.adapter import DdpAdapter
 from deepreduce_hvd.torch.ddp.buckets import BucketJob
 from deepreduce_hvd.torch.ddp.device_buckets import DeviceBucketJob
@@ -81,9 +81,9 @@ class PretendedNccl:
 
     made = 0
 
-    def __init__(self, ranks, timeout):
+    def __init__(self, store, rank, size, timeout):
         type(self).made += 1
-        self._group, self._size = ddp_transport._new_group(ranks, timeout), len(ranks)
+        self._group, self._size = dist.ProcessGroupGloo(store, rank, size, timeout), size
 
     def allreduce(self, tensor):
         assert tensor.is_cuda
@@ -122,7 +122,7 @@ def replaced(owner, **functions):
 def pretended_nccl():
     with (
         replaced(ddp_adapter, has_nccl=lambda group: True),
-        replaced(ddp_transport, new_device_group=PretendedNccl),
+        replaced(device_group, new_nccl_group=PretendedNccl),
     ):
         yield
 

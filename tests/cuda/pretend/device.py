@@ -87,9 +87,6 @@ def install(folder):
         def wait_event(self, event):
             event.synchronize()
 
-        def synchronize(self):
-            self.wait_stream(self)
-
     class Event:
         """An event that is done at the second query, so that both answers occur."""
 
