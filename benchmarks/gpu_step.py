@@ -7,7 +7,8 @@
 
 Ranks share the GPUs. Networks are ResNet-50 (if torchvision is installed) with 32 images per rank,
 and a transformer of the size of BERT-base with 16 texts of 128 words, both in bfloat16 autocast.
-All rows train in turns of several steps; the time of a step is that of a turn, at the end of which
+Each compressed row says where its gradients are compressed; the codec of the last one has no
+kernels. All rows train in turns of several steps; the time of a step is that of a turn, at the end of which
 the program waits for the GPU, divided by the steps. ``--device cpu --small`` tries the script.
 """
 
@@ -161,10 +162,12 @@ def measure(job, name, device, small):
             seconds[row].append(turn(row, 2 if small else STEPS))
     found = {}
     for row, (_, _, compressor) in trained.items():
-        sent = None
+        sent = where = None
         if compressor is not None:
             sent = sum(one["sent_bytes"] for one in compressor.stats().values())
-        found[row] = {"seconds": seconds[row], "bytes": sent}
+            on_device = all(map(compressor.adapter.device_path.takes, trained[row][0].parameters()))
+            where = "GPU" if on_device else "host"
+        found[row] = {"seconds": seconds[row], "bytes": sent, "where": where}
     return found
 
 
@@ -199,13 +202,18 @@ def main():
                 "framework": arguments.framework, "ranks": job.size, "backend": job.backend,
                 "network": name, "row": row, "seconds": spent, "fastest": min(one["seconds"]),
                 "slowest": max(one["seconds"]), "ratio": spent / alone, "sent_bytes": one["bytes"],
+                "compressed_on": one["where"],
                 "device": gpu,
             })  # fmt: skip
             if job.rank == 0:
                 print(
                     f"{arguments.framework} {job.size} x {job.backend} {name:<12}{row:<16}"
                     f"{1e3 * spent:9.2f} ms  {spent / alone:6.3f} of {LOCAL}"
-                    + ("" if one["bytes"] is None else f"  {one['bytes']:12,.0f} bytes per step"),
+                    + (
+                        ""
+                        if one["bytes"] is None
+                        else f"  {one['bytes']:12,.0f} bytes per step, compressed on the {one['where']}"
+                    ),
                     flush=True,
                 )
     if job.rank == 0:

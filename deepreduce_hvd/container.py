@@ -14,6 +14,8 @@ from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 MAGIC = b"DRHV"
 VERSION = 1
 HEADER = struct.Struct("<4sBBBBBBHIIIIIQ")
+_START = MAGIC + bytes([VERSION])
+_FLAGS, _LENGTHS = 5, slice(20, 32)  # of a header: the flags, and the sizes of the sections
 MAX_ELEMENTS = 2**31 - 1
 MAX_SECTION = 2**32 - 1
 
@@ -111,7 +113,7 @@ def read_header(data):
     Raises:
         CorruptPayloadError: the bytes are not the header of a payload.
     """
-    if data.size != HEADER.size or data[:5].tobytes() != MAGIC + bytes([VERSION]):
+    if data.size != HEADER.size or data[:5].tobytes() != _START:
         raise CorruptPayloadError(
             f"payload header: expected {HEADER.size} bytes that start with "
             f"{MAGIC.hex(' ')} {VERSION:02x}, got {data.size}, "
@@ -119,6 +121,22 @@ def read_header(data):
         )
     fields = HEADER.unpack(data.tobytes())
     return HEADER.size + sum(fields[10:13]), bool(fields[2] & NON_FINITE)
+
+
+def read_headers(headers):
+    """Read the headers of several payloads, (n, 40) uint8, as :func:`read_header` does.
+
+    Returns:
+        A list with a tuple of :func:`read_header` for each payload.
+
+    Raises:
+        CorruptPayloadError: the bytes are not the headers of payloads.
+    """
+    if (headers[:, : len(_START)] != np.frombuffer(_START, dtype=np.uint8)).any():
+        return [read_header(header) for header in headers]
+    lengths = np.ascontiguousarray(headers[:, _LENGTHS]).view("<u4").astype(np.int64)
+    sizes = (HEADER.size + lengths.sum(axis=1)).tolist()
+    return list(zip(sizes, (headers[:, _FLAGS] & NON_FINITE != 0).tolist()))
 
 
 def read(data):

@@ -44,6 +44,7 @@ HAS_CUDA_OPERATORS = WHY_NO_OPERATORS is None and hasattr(torch.ops.deepreduce, 
 
 #: PyTorch's types of gradients -> their codes in docs/format.md
 DTYPES = {getattr(torch, name): code for name, code in container.DTYPES.items()}
+_STATUS_BYTES = 4  # the first field of a dr_cuda_result, 0 unless it is a failure
 _STATUS = re.compile(r"deepreduce status (\d+): (.*)")
 
 
@@ -89,6 +90,23 @@ def checked(operator, *arguments):
             raise
         # a status that only CUDA has: a launch or a copy failed
         raise errors.OF_STATUS.get(int(found[1]), RuntimeError)(found[2]) from None
+
+
+def raise_failures(results, names):
+    """Raise the first failure in the results of several operators.
+
+    Args:
+        results: (n, m) uint8 on the host, a dr_cuda_result for each operator.
+        names: names of the parameters whose sums they are.
+    """
+    if any_failed(results):
+        for name, result in zip(names, results):
+            checked(torch.ops.deepreduce.raise_failure, result, name)
+
+
+def any_failed(results):
+    """Return whether one of (n, m) uint8 on the host, dr_cuda_results, is a failure."""
+    return bool(results.numpy()[:, :_STATUS_BYTES].any())
 
 
 def encode_flat(codec, memory, gradient, state, threshold, seed, step, tensor, rank):

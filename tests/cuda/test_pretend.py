@@ -89,11 +89,16 @@ def test_steps_and_groups(folder, script):
     assert done.returncode == 0 and done.stdout.count("as expected") == 2, done.stdout[-5000:]
 
 
-def test_ddp_trains_as_on_the_host(folder):
+@pytest.mark.parametrize(
+    "script", ["ddp.py", "ddp_device.py", "gpu_ddp.py gloo", "gpu_ddp.py nccl"]
+)
+def test_ddp_trains_as_on_the_host(folder, script):
+    name, *arguments = script.split()
     done = run_ranks(
         "torchrun", "--standalone", "--nproc-per-node=2", "--no-python",
-        sys.executable, RUN, folder, HERE / "pretend" / "ddp.py",
-        folders=[folder, ROOT / "tests" / "parallel"], timeout=300,
+        sys.executable, RUN, folder, HERE / "pretend" / name, *arguments,
+        folders=[folder, HERE / "pretend", ROOT / "tests" / "parallel", ROOT / "scripts"],
+        timeout=300,
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout.count("as expected") == 2, done.stdout[-5000:]
 

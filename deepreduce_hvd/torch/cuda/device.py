@@ -1,6 +1,5 @@
 """Compression of gradients on their GPU, and the sums on GPUs."""
 
-import horovod.torch as hvd
 import torch
 
 from deepreduce_hvd.adapters.gpu import BaseDevicePath
@@ -9,14 +8,16 @@ from deepreduce_hvd.numpy_backend import residual_and_velocity
 from deepreduce_hvd.torch import ops as operators
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost, SideStreams, pinned
 from deepreduce_hvd.torch.cuda.exchange import DeviceAllgather, DeviceMember
+from deepreduce_hvd.torch.ops import DTYPES
 from deepreduce_hvd.torch.results import as_float32
 
 
 class _BucketSums:
-    """The sums of a bucket's gradients on one device, all started together.
+    """The sums of gradients of a bucket on one device, all started together.
 
     Args:
         total: the bucket's :class:`~deepreduce_hvd.communicators.sums.GatheredPayloads`.
+        numbers: numbers of the bucket's members, which have one policy.
         device: the device.
         scale: factor of the sums.
         in_place: whether sums may replace gradients.
@@ -27,18 +28,13 @@ class _BucketSums:
         results: (n, m) uint8 on the device: a dr_cuda_result for each.
     """
 
-    def __init__(self, total, device, scale, in_place, calls):
+    def __init__(self, total, numbers, device, scale, in_place, calls):
         self.scale = scale
-        numbers = [
-            number
-            for number, member in enumerate(total.members)
-            if isinstance(member, DeviceMember) and member.device == device
-        ]
         members = [total.members[number] for number in numbers]
         self.names = [member.name for member in members]
         self._outs = dict(zip(numbers, _zeros_for(members, device, in_place)))
         messages = [message for number in numbers for message in total.messages[number]]
-        policy = members[0].slot.policy  # all members of a bucket have the same
+        policy = members[0].slot.policy
         self.results = operators.checked(
             calls.start,
             list(self._outs.values()),
@@ -110,18 +106,38 @@ class DeviceSums:
             scale: factor of the sum.
             in_place: whether sums may replace all gradients of the bucket.
         """
-        sums = self._sums.get((total, result.device))
+        key = total, result.device
+        sums = self._sums.get(key)
         if sums is None:
-            sums = self._start(total, result.device, scale, in_place)
+            sums = self._sums[key] = self._start(total, result.device, scale, in_place)
         if not sums.has(number, scale):  # another operation than that of the first one
-            sums = self._start(total, result.device, scale, in_place=False)
-        out = sums.take(number)
-        if as_float32(result) is None or result.data_ptr() != out.data_ptr():
-            result.copy_(out.view(result.shape))
+            sums = self._sums[key] = self._start(total, result.device, scale, in_place=False)
+        _fill(result, sums.take(number))
 
-    def _start(self, total, device, scale, in_place):
-        calls = self._calls_of(tuple(member.name for member in total.members), device)
-        sums = self._sums[total, device] = _BucketSums(total, device, scale, in_place, calls)
+    def decode_some(self, results, total, scale):
+        """Fill ``results`` with the sums of gradients of one policy, on the current stream.
+
+        Args:
+            results: {number of a bucket's member: tensor}, on one device. The tensors may be the
+                gradients' own memory.
+            total: sum of the bucket.
+            scale: factor of the sums.
+        """
+        device = next(iter(results.values())).device
+        sums = self._start(total, device, scale, True, list(results))
+        for number, result in results.items():
+            _fill(result, sums.take(number))
+
+    def _start(self, total, device, scale, in_place, numbers=None):
+        """Start the sums of some members of a bucket; by default of all that are on the device."""
+        if numbers is None:
+            numbers = [
+                number
+                for number, member in enumerate(total.members)
+                if isinstance(member, DeviceMember) and member.device == device
+            ]
+        calls = self._calls_of(tuple(total.members[number].name for number in numbers), device)
+        sums = _BucketSums(total, numbers, device, scale, in_place, calls)
         copies = CopiesToHost()
         rows = copies.start(sums.results, torch.cuda.current_stream(device))
         self._sent.append((sums.names, rows, copies))
@@ -150,24 +166,36 @@ class DeviceSums:
         self.send()
         for names, results, copies in self._sent:
             copies.result()
-            for name, result in zip(names, results):
-                operators.checked(torch.ops.deepreduce.raise_failure, result, name)
+            operators.raise_failures(results, names)
         for _, copies in self._verdicts:
             copies.result()
         return all(bool(finite) for finite, _ in self._verdicts)
 
 
-class DevicePath(BaseDevicePath):
-    """The path of one compressor for gradients on GPUs."""
+def _fill(result, summed):
+    """Copy a sum, (d,) float32, to ``result``, unless it is there already."""
+    if as_float32(result) is None or result.data_ptr() != summed.data_ptr():
+        result.copy_(summed.view(result.shape))
 
-    def __init__(self, compressor):
+
+class DevicePath(BaseDevicePath):
+    """The path of one compressor for gradients on GPUs.
+
+    Args:
+        compressor: the :class:`~deepreduce_hvd.Compressor`.
+        nccl_built: function that returns whether collectives take payloads from the device.
+        rank: function that returns the number of this rank for random choices.
+    """
+
+    def __init__(self, compressor, nccl_built, rank):
         super().__init__(
             compressor,
             None if operators.HAS_CUDA_OPERATORS else "this installation has no CUDA operators",
             # without operators, the name does not exist
             lambda fields: torch.ops.deepreduce.cuda_supports(fields),
-            hvd.nccl_built,
+            nccl_built,
         )
+        self._rank = rank
         self.side_streams = SideStreams()
         self._encodings = {}  # names of members -> BucketEncodings
         self._sums = {}  # names of a bucket's members, device -> BucketSums
@@ -193,7 +221,8 @@ class DevicePath(BaseDevicePath):
         flat = gradient.detach().contiguous().view(-1)
         codec, memory = slot.policy.codec, slot.policy.memory
         if held:
-            return DeviceMember(slot, flat, nothing=payload_of_nothing(codec, flat.numel()))
+            nothing = payload_of_nothing(codec, flat.numel(), DTYPES[flat.dtype])
+            return DeviceMember(slot, flat, nothing=nothing)
         return DeviceMember(
             slot, flat, codec.fields(memory, slot.steps - 1), as_float32(gradient) is not None
         )
@@ -220,7 +249,7 @@ class DevicePath(BaseDevicePath):
             [member.on_device for member in members], list(residuals), list(velocities),
             [number for member in members for number in member.fields],
             self.compressor.seed, [slot.steps - 1 for slot in slots], [slot.key for slot in slots],
-            hvd.rank(),
+            self._rank(),
         )  # fmt: skip
 
     def communicator(self, slots, planned=None):

@@ -21,6 +21,7 @@ from deepreduce_hvd.torch import ops as operators
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost, stream_number
 
 _LENGTH = struct.Struct("<I")
+_HEADER = container.HEADER.size
 
 
 class DeviceMember(BucketMember):
@@ -36,8 +37,9 @@ class DeviceMember(BucketMember):
     """
 
     def __init__(self, slot, gradient, fields=None, replaceable=False, nothing=None):
+        dtype = operators.DTYPES.get(gradient.dtype)
         super().__init__(
-            slot.name, _shape_only(gradient.numel()), (), slot.key, held=fields is None
+            slot.name, _shape_only(gradient.numel()), (), slot.key, dtype, held=fields is None
         )
         self.slot = slot
         self.on_device = gradient
@@ -48,23 +50,16 @@ class DeviceMember(BucketMember):
         #: memory that begins with the payload, on the device
         self.room: Any = None
         self.payload: Any = None  # (n,) uint8 tensor, on the device
-        self.header = None  # (40,) uint8 NumPy
+        self.header: Any = None  # (40,) uint8 NumPy
         if nothing is not None:
             self.payload, self.header = (
                 torch.from_numpy(nothing).to(self.device),
                 nothing[: container.HEADER.size],
             )
 
-    def finish(self, report):
-        """Read the report once it is on the host."""
-        result, header = report[: -container.HEADER.size], report[-container.HEADER.size :].numpy()
-        try:
-            operators.checked(torch.ops.deepreduce.raise_failure, result)
-            total_bytes, _ = container.read_header(header)
-            self.payload, self.header = self.room[:total_bytes], header
-        except Exception as error:  # the other ranks must get a notice
-            self.failure = error
-        self.room = None
+    def take_payload(self, header, size):
+        """Keep the payload that has been made, which has ``size`` bytes."""
+        self.payload, self.header, self.room = self.room[:size], header, None
 
     def keep(self, payload):
         """Store the payload's new memory."""
@@ -96,7 +91,7 @@ class DeviceEncodings:
     def __init__(self, members, start):
         self.reports = CopiesToHost()
         self._groups = []  # (stream, its members)
-        self._read: list[tuple] = []  # (member, its report in a copy to the host)
+        self._read: list[tuple] = []  # (members, their reports in a copy to the host)
         on_device = [member for member in members if isinstance(member, DeviceMember)]
         for device in dict.fromkeys(member.device for member in on_device):
             there = [member for member in on_device if member.device == device]
@@ -120,28 +115,51 @@ class DeviceEncodings:
             return
         for member, room in zip(members, rooms):
             member.room = room
-        self._read += zip(members, self.reports.start(reports, stream))
+        self._read.append((members, self.reports.start(reports, stream)))
 
     def finish(self):
         """Read the reports; their copies must be done."""
-        for member, report in self._read:
-            member.finish(report)
+        for members, reports in self._read:
+            results, headers = reports.split([reports.shape[1] - _HEADER, _HEADER], dim=1)
+            headers = headers.numpy()
+            if operators.any_failed(results) or not _are_payloads(headers):
+                for member, result, header in zip(members, results, headers):
+                    _finish_one(member, result, header)
+                continue
+            for member, header, (size, _) in zip(members, headers, container.read_headers(headers)):
+                member.take_payload(header, size)
 
-    def joined(self):
+    def joined(self, stream=None):
         """Concatenate the payloads of each device.
+
+        Args:
+            stream: stream that does it, of the only device; None for the streams of the encodings.
 
         Returns:
             One tuple per device: stream, members that have a payload, their payloads as one tensor.
         """
         groups = []
-        for stream, members in self._groups:
+        for encoded_on, members in self._groups:
             members = [member for member in members if member.payload is not None]
-            if members:
-                with torch.cuda.stream(stream):
-                    groups.append(
-                        (stream, members, torch.cat([member.payload for member in members]))
-                    )
+            if not members:
+                continue
+            payloads = [member.payload for member in members]
+            if stream is not None:  # they are complete, but their memory may be used again
+                for memory in {one.untyped_storage().data_ptr(): one for one in payloads}.values():
+                    memory.record_stream(stream)
+            used = encoded_on if stream is None else stream
+            with torch.cuda.stream(used):
+                groups.append((used, members, torch.cat(payloads)))
         return groups
+
+
+def _finish_one(member, result, header):
+    """Read the report of one member, which may be a failure."""
+    try:
+        operators.checked(torch.ops.deepreduce.raise_failure, result)
+        member.take_payload(header, container.read_header(header)[0])
+    except Exception as error:  # the other ranks must get a notice
+        member.failure, member.room = error, None
 
 
 def _keep_parts(members, joined):
@@ -156,11 +174,17 @@ class DeviceAllgather(Allgather):
         start: as for :class:`DeviceEncodings`.
         device: device of all payloads, if collectives take them from there. Their headers then go
             through the host in a second collective. None if payloads go through pinned memory.
+        stream: stream of everything after the encodings; None for that of the encodings. The thread
+            that continues the exchange must have it as its current stream.
+        refuse: function of a member that could not be encoded. It raises the error that takes the
+            place of the exchange. Default: the other ranks get a notice in the exchange.
     """
 
-    def __init__(self, start, device=None):
+    def __init__(self, start, device=None, stream=None, refuse=None):
         self.start = start
         self.device = device
+        self.stream = stream
+        self.refuse = refuse
 
     def __repr__(self):
         return repr(Allgather())
@@ -170,6 +194,10 @@ class DeviceAllgather(Allgather):
         if encodings.reports:
             yield encodings.reports
         encodings.finish()
+        if self.refuse is not None:
+            for member in bucket.members:
+                if member.failure is not None:
+                    self.refuse(member)
         return (
             yield from (self._through_host if self.device is None else self._from_device)(
                 encodings, bucket, channel
@@ -178,7 +206,7 @@ class DeviceAllgather(Allgather):
 
     def _through_host(self, encodings, bucket, channel):
         copies = CopiesToHost()
-        for stream, members, joined in encodings.joined():
+        for stream, members, joined in encodings.joined(self.stream):
             _keep_parts(members, copies.start(joined, stream))
         if copies:
             yield copies
@@ -189,7 +217,7 @@ class DeviceAllgather(Allgather):
             torch.empty(0, dtype=torch.uint8, device=self.device),
             torch.cuda.current_stream(self.device),
         )
-        for stream, members, payloads in encodings.joined():  # noqa: B007  # the last stream
+        for stream, members, payloads in encodings.joined(self.stream):  # noqa: B007  # the last
             _keep_parts(members, payloads)
         refusal = channel.size_notice(payloads.nbytes, channel.size)
         if refusal is not None:
@@ -221,22 +249,12 @@ class PayloadsOnDevice(GatheredPayloads):
 
     def __init__(self, bucket, headers, gathered, size):
         self.gathered = gathered
-        spans, at, start = [], 0, 0
-        while at < headers.size:
-            first = at + _LENGTH.size
-            at = first + (_LENGTH.unpack_from(headers, at)[0] if first <= headers.size else 0)
-            if not first < at <= headers.size:
-                raise CorruptPayloadError(
-                    f"parameter {bucket.name}: expected headers with {headers.size} bytes in total,"
-                    f" got one that ends at byte {at}"
-                )
-            span = _span(headers[first:at], start)
-            spans.append(span)
-            start = span.end
+        spans = _spans(bucket, headers)
         self._divide(bucket, spans, size)
-        if start != gathered.numel():
+        total = spans[-1].end if spans else 0
+        if total != gathered.numel():
             raise CorruptPayloadError(
-                f"parameter {bucket.name}: expected payloads with {start} bytes in total, got"
+                f"parameter {bucket.name}: expected payloads with {total} bytes in total, got"
                 f" {gathered.numel()}"
             )
 
@@ -248,6 +266,44 @@ class PayloadsOnDevice(GatheredPayloads):
 
     def sparse(self, member, scale):
         return decode_sum_sparse(self._on_host(member), self._size_of(member), scale)
+
+
+def _spans(bucket, headers):
+    """Return the ReceivedMessage of each payload, by the ``headers`` of PayloadsOnDevice."""
+    entry = _LENGTH.size + _HEADER
+    if headers.size % entry == 0:
+        rows = headers.reshape(-1, entry)
+        lengths = np.frombuffer(_LENGTH.pack(_HEADER), dtype=np.uint8)
+        if (rows[:, : _LENGTH.size] == lengths).all() and _are_payloads(rows[:, _LENGTH.size :]):
+            return _spans_of(container.read_headers(rows[:, _LENGTH.size :]))
+    spans, at, start = [], 0, 0
+    while at < headers.size:
+        first = at + _LENGTH.size
+        at = first + (_LENGTH.unpack_from(headers, at)[0] if first <= headers.size else 0)
+        if not first < at <= headers.size:
+            raise CorruptPayloadError(
+                f"parameter {bucket.name}: expected headers with {headers.size} bytes in total,"
+                f" got one that ends at byte {at}"
+            )
+        span = _span(headers[first:at], start)
+        spans.append(span)
+        start = span.end
+    return spans
+
+
+def _are_payloads(entries):
+    """Return whether (n, m) uint8 begin with the magic number, as no notice does."""
+    magic = np.frombuffer(container.MAGIC, dtype=np.uint8)
+    return bool((entries[:, : magic.size] == magic).all())
+
+
+def _spans_of(found):
+    """Return the ReceivedMessage of payloads with these sizes, one after another."""
+    spans, start = [], 0
+    for size, non_finite in found:
+        spans.append(wire.ReceivedMessage(start, start + size, non_finite, None))
+        start += size
+    return spans
 
 
 def _span(entry, start):

@@ -3,12 +3,17 @@
 import functools
 import weakref
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.torch.cuda.device import DevicePath
 from deepreduce_hvd.torch.ddp.base import DistributedAdapter, expect_unused
 from deepreduce_hvd.torch.ddp.buckets import BucketJob, in_layout_of
+from deepreduce_hvd.torch.ddp.device_buckets import DeviceBucketJob, DeviceStreams
+from deepreduce_hvd.torch.ddp.device_group import has_nccl
 from deepreduce_hvd.torch.ddp.mirrors import Mirrors, expect_no_capture
 from deepreduce_hvd.torch.ddp.transport import DistributedTransport, ranks_and_timeout
 from deepreduce_hvd.torch.parameters import Parameters
@@ -81,12 +86,21 @@ class DdpAdapter(DistributedAdapter):
 
     def __init__(self, compressor, slots, model):
         transport = DistributedTransport(*ranks_and_timeout(model.process_group))
-        super().__init__(compressor, transport, slots)
+        self.device_path = _device_path(compressor, transport)
+        why_not = self.device_path.why_not
+        super().__init__(compressor, transport, slots, on_host=why_not is not None)
         self._model = weakref.ref(model)
+        self._has_nccl = has_nccl(model.process_group)
         self._parameters = Parameters(slots)
-        self._mirrors = Mirrors()
+        self._mirrors = Mirrors()  # of buckets on GPUs that are encoded on the host
+        self._streams = {}  # GPU -> DeviceStreams, for buckets that are encoded there
         for slot in slots.values():
-            slot.move_to(torch.device("cpu"))  # where gradients are encoded
+            slot.move_to(self.device_path.home(slot.parameter))  # where gradients are encoded
+            if slot.parameter.is_cuda and why_not is not None:
+                self._warn_once(
+                    "host",
+                    f"gradients on {slot.parameter.device} are compressed on the host: {why_not}",
+                )
 
     def __reduce__(self):
         raise InvalidArgumentError(
@@ -94,6 +108,31 @@ class DdpAdapter(DistributedAdapter):
             "compressor's hook, which belongs to this process; save model.module.state_dict() and "
             "compressor.state_dict()"
         )
+
+    def agree(self):
+        """Compare the settings, and use NCCL for payloads if all ranks can: its ranks must match.
+
+        The other ranks' payloads have the same bytes, wherever they are made.
+        """
+        super().agree()
+        device = self._device_for_nccl()
+        able = np.array([device is not None], dtype=np.uint8)
+        name = collective_name(self.compressor.number, "payloads on GPUs")
+        if self.transport.wait(self.transport.allgather(able, name)).all():
+            self.transport.use_device(device)
+            self.device_path.nccl = True
+
+    def _device_for_nccl(self):
+        """Return the GPU of all trained parameters if their payloads can stay on it, or None."""
+        trained = [slot.parameter for slot in self.slots.values() if not slot.frozen]
+        devices = {parameter.device for parameter in trained}
+        if len(devices) != 1 or not all(map(self.device_path.takes, trained)):
+            return None
+        return devices.pop() if self._has_nccl else None
+
+    def _join_streams(self):
+        for streams in self._streams.values():
+            streams.join()
 
     def close(self):
         super().close()
@@ -105,11 +144,20 @@ class DdpAdapter(DistributedAdapter):
         backward_pass = self._pass
         if bucket.index() == 0 or backward_pass is None:
             backward_pass = self._begin()
-        job = BucketJob(self, backward_pass, bucket.buffer())
+        job = self._new_job(backward_pass, bucket.buffer())
         self._start(backward_pass, job, lambda: self._gradients_in(bucket, job))
         if bucket.is_last():
             self._at_last_bucket(backward_pass)
         return job.future
+
+    def _new_job(self, backward_pass, buffer):
+        if not self.device_path.takes(buffer):
+            return BucketJob(self, backward_pass, buffer)
+        if buffer.device not in self._streams:
+            self._streams[buffer.device] = DeviceStreams(buffer.device)
+        if backward_pass.device_sums is None:
+            backward_pass.device_sums = self.device_path.sums()
+        return DeviceBucketJob(self, backward_pass, buffer, self._streams[buffer.device])
 
     def _gradients_in(self, bucket, job):
         """Return the slots and the gradients of a bucket, or of the mirror that its job gets."""
@@ -125,7 +173,7 @@ class DdpAdapter(DistributedAdapter):
                 " not tell communication hooks; gradients are divided by the number of all ranks"
             )
         parameters, gradients = bucket.parameters(), bucket.gradients()
-        if buffer.device.type != "cpu":
+        if buffer.device.type != "cpu" and not self.device_path.takes(buffer):
             mirror = self._mirrors.copy(bucket.index(), buffer)
             job.use(mirror)
             gradients = [mirror.view_of(gradient) for gradient in gradients]
@@ -155,6 +203,17 @@ class DdpAdapter(DistributedAdapter):
         if error is not None:
             raise error
         self.scheduler.step_ends(self.transport, self.slots)
+
+
+def _device_path(compressor, transport):
+    """Return the :class:`~deepreduce_hvd.torch.cuda.device.DevicePath` of a compressor.
+
+    At first, payloads go through the host.
+    """
+    path = DevicePath(compressor, lambda: False, lambda: transport.rank)
+    if path.why_not is None and compressor.schedule is not None:
+        path.why_not = "schedule= works on the host with DDP"
+    return path
 
 
 def _in_backward():

@@ -15,7 +15,7 @@ from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
-from deepreduce_hvd.torch.ddp.buckets import BackwardPass
+from deepreduce_hvd.torch.ddp.buckets import BackwardPass, Way
 from deepreduce_hvd.torch.ddp.failures import watch
 from deepreduce_hvd.torch.ddp.mirrors import MirroredJob
 from deepreduce_hvd.torch.host import HostPath
@@ -38,17 +38,21 @@ class DistributedAdapter(TorchAdapter):
         transport: transport over the ranks whose gradients are averaged. All these ranks create
             the adapter together.
         slots: name of a parameter -> its :class:`~deepreduce_hvd.torch.slot.Slot`.
+        on_host: whether the gradients of GPUs are encoded and summed on the host.
 
     Attributes:
         layout: how each gradient is sent. PyTorch decides which gradients share a message.
+        ways: name of a parameter -> the :class:`~deepreduce_hvd.torch.ddp.buckets.Way` of its
+            gradients, if they are compressed.
         times: as in :class:`~deepreduce_hvd.torch.base_adapter.TorchAdapter`. A gradient counts as
             ready when PyTorch hands over its buffer.
     """
 
-    def __init__(self, compressor, transport, slots):
+    def __init__(self, compressor, transport, slots, on_host=True):
         self._pass: BackwardPass | None = None
-        super().__init__(compressor, transport, self._buckets_of_pass, on_host=True)
+        super().__init__(compressor, transport, self._buckets_of_pass, on_host)
         self.slots = slots
+        self.ways = {}
         self.host_path = HostPath(None)
         self._follow(self.scheduler.layout)
         self._driver = Driver(self.transport)
@@ -84,12 +88,11 @@ class DistributedAdapter(TorchAdapter):
     def _follow(self, layout):
         """Send the gradients of the steps from now on as ``layout`` says."""
         self.layout = layout
+        known: dict[tuple, Way] = {}
         for name, slot in self.slots.items():
             slot.policy = layout.policies[name]
-
-    def communicator_of(self, slot):
-        """Return the communicator of a parameter's compressed gradients."""
-        return self.layout.communicators.get(slot.name, self.compressor.communicator)
+            way = slot.policy, layout.communicators.get(name, self.compressor.communicator)
+            self.ways[name] = known.setdefault(way, Way(*way))
 
     def compress(self, tensor):
         self._refuse_horovod("compress")
@@ -178,9 +181,13 @@ class DistributedAdapter(TorchAdapter):
             return
         for job in backward_pass.jobs:
             job.ended.wait()
-        self._end_step(
-            backward_pass.slots, backward_pass.void and backward_pass.loss_scale is not None
-        )
+        self._join_streams()
+        sums = backward_pass.device_sums
+        void = (sums is not None and not sums.check()) or backward_pass.void
+        self._end_step(backward_pass.slots, void and backward_pass.loss_scale is not None)
+
+    def _join_streams(self):
+        """Let the current streams wait for the work that reads or changes memories on GPUs."""
 
     def forget_steps(self):
         """Discard the step in progress."""
@@ -188,6 +195,7 @@ class DistributedAdapter(TorchAdapter):
         backward_pass, self._pass = self._pass, None
         if backward_pass is not None:  # its jobs read and write the memories
             backward_pass.settle(_FORGET_SECONDS)
+        self._join_streams()
         self.times.forget()
         self.scheduler.restart()
         self._follow(self.scheduler.layout)

@@ -1,5 +1,6 @@
 """One bucket of DDP in one step: its gradients are encoded, exchanged and decoded."""
 
+import dataclasses
 import threading
 import time
 import zlib
@@ -7,11 +8,13 @@ import zlib
 import torch
 
 from deepreduce_hvd.communicators import wire
+from deepreduce_hvd.communicators.base import Communicator
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember, label_of
 from deepreduce_hvd.communicators.encoding_threads import Encodings
 from deepreduce_hvd.communicators.exchange import Channel, Exchange
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.errors import DeepReduceError
+from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.schedule.dag import EXCHANGES, FP16
 from deepreduce_hvd.torch import results
 
@@ -36,6 +39,21 @@ def _fills_memory(tensor):
                 return False
             extent *= size
     return True
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Way:
+    """How compressed gradients are sent. Those of a bucket that have the same way share a message.
+
+    An adapter has one object for each way: comparing policies takes longer.
+
+    Attributes:
+        policy: their :class:`~deepreduce_hvd.planning.policies.Policy`.
+        communicator: their communicator.
+    """
+
+    policy: Policy
+    communicator: Communicator
 
 
 class BucketJob:
@@ -64,8 +82,7 @@ class BucketJob:
         self._pass = backward_pass
         self._buffer = buffer
         self._divisor = adapter.transport.size if divisor is None else divisor
-        # (policy, communicator) -> [(slot, view of the gradient, its bucket member)]
-        self._compressed = {}
+        self._compressed = {}  # Way -> [(slot, view of the gradient, its bucket member)]
         self._uncompressed = {}  # "dense" or "fp16" -> [(slot, view of the gradient)]
         self._exchanges = []  # one for each policy and communicator
         self._channels = {}  # "dense" or "fp16" -> Channel
@@ -95,7 +112,7 @@ class BucketJob:
         self._start()
         for _, _, member in (one for part in self._compressed.values() for one in part):
             if member.failure is not None:
-                raise _failure_of(member, member.failure) from member.failure
+                raise failure_of(member, member.failure) from member.failure
 
     def _add(self, slot, gradient):
         self._pass.slots.append(slot)
@@ -113,7 +130,7 @@ class BucketJob:
         # has no more batches
         held = not made and not bool(gradient.any())
         member = self._member(slot, gradient, held)
-        way = slot.policy, self._adapter.communicator_of(slot)
+        way = self._adapter.ways[slot.name]
         self._compressed.setdefault(way, []).append((slot, gradient, member))
 
     def _member(self, slot, gradient, held):
@@ -122,10 +139,13 @@ class BucketJob:
         try:
             slot.follow_loss_scale(self._pass.loss_scale)
             slot.back_up()
-            return self._adapter.host_path.member(slot, gradient, None, held)
+            return self._new_member(slot, gradient, held)
         # catch all errors: the other ranks must get a notice instead of waiting
         except Exception as error:
             return BucketMember.failed(slot.name, gradient.numel(), error)
+
+    def _new_member(self, slot, gradient, held):
+        return self._adapter.host_path.member(slot, gradient, None, held)
 
     def _start(self):
         """Create the exchanges, which encode, and the channels of the uncompressed sums.
@@ -145,27 +165,24 @@ class BucketJob:
             name = collective_name(compressor.number, first.name)
             return f"{name}.step {first.steps}.{mark:08x}"
 
-        for (policy, communicator), part in self._compressed.items():
+        for way, part in self._compressed.items():
             bucket = Bucket(
-                policy.codec, policy.memory, [member for _, _, member in part], compressor.seed,
-                part[0][0].steps - 1, transport.rank,
+                way.policy.codec, way.policy.memory, [member for _, _, member in part],
+                compressor.seed, part[0][0].steps - 1, transport.rank,
             )  # fmt: skip
-            self._exchanges.append(
-                Exchange(
-                    communicator,
-                    bucket,
-                    transport,
-                    name_of(part),
-                    self._encoded(policy, communicator, part),
-                )
-            )
+            self._exchanges.append(self._exchange(way, part, bucket, name_of(part)))
         for way, part in self._uncompressed.items():
             self._channels[way] = Channel(transport, f"{name_of(part)}.{way}")
 
-    def _encoded(self, policy, communicator, part):
+    def _exchange(self, way, part, bucket, name):
+        """Return the exchange of the gradients of one way."""
+        before = self._encoded(way, part)
+        return Exchange(way.communicator, bucket, self._adapter.transport, name, before)
+
+    def _encoded(self, way, part):
         """Let threads encode gradients; yield the handle that must be done before the exchange."""
-        adapter = self._adapter
-        if not communicator.sends_payloads:
+        adapter, policy = self._adapter, way.policy
+        if not way.communicator.sends_payloads:
             return
         encodings = {}
         for slot, _, member in part:
@@ -181,7 +198,7 @@ class BucketJob:
             try:
                 encoding.payload()
             except Exception as error:
-                raise _failure_of(member, error) from error
+                raise failure_of(member, error) from error
 
     def run(self):
         """Exchange and decode; called by the driver."""
@@ -203,14 +220,19 @@ class BucketJob:
         self.error = error
         self._compressed, self._uncompressed, self._exchanges = {}, {}, []
         try:
-            if error is None and self.mirror is not None:
-                self.mirror.finish(self._finished)
+            if error is None:
+                self._hand_over()
         except Exception as failed:  # CUDA's
             self.error = failed
         if not self._finished.done():
             self._finished.set_result(self._buffer if self.error is None else None)
         self._buffer = self.mirror = None
         self.ended.set()
+
+    def _hand_over(self):
+        """Make the average the result of the future, if it belongs to a stream."""
+        if self.mirror is not None:
+            self.mirror.finish(self._finished)
 
     def _outcome(self, finished):
         if self.error is not None:
@@ -219,19 +241,10 @@ class BucketJob:
 
     def _decode(self, part, exchange, total):
         """Write the averages of compressed gradients into the bucket."""
-        backward_pass = self._pass
+        self._count(part, exchange, total)
         scale = 1.0 / self._divisor
-        channel = exchange.channel
-        heads = (channel.rounds + channel.in_groups) * self._adapter.transport.head_bytes
         for number, (slot, gradient, _) in enumerate(part):
             started = time.perf_counter()
-            slot.encode_seconds += exchange.encode_seconds(number)
-            slot.encoding = None  # it refers to the payload
-            # a slot always counts Horovod's probe, which does not exist with DDP
-            slot.count_sent(gradient, exchange, (0 if number else heads) - wire.PROBE_BYTES)
-            if total.non_finite(number):
-                backward_pass.void = True
-                self._adapter.warn_of_non_finite(slot.name)
             summed, largest = self._adapter.host_path.decode(gradient, total, number, scale)
             if results.may_exceed(gradient.dtype, largest):
                 self._look_at(summed.to(gradient.dtype), slot.name)
@@ -239,34 +252,62 @@ class BucketJob:
             slot.decode_seconds += ended - started
             self._adapter.times.result(slot.name, started, ended, EXCHANGES)
 
+    def _count(self, part, exchange, total):
+        """Note what the exchange of gradients has sent, and whether some of them are void."""
+        channel = exchange.channel
+        extra = (channel.rounds + channel.in_groups) * self._adapter.transport.head_bytes
+        extra += self._bytes_besides_payloads(part, channel)
+        for number, (slot, gradient, _) in enumerate(part):
+            slot.encode_seconds += exchange.encode_seconds(number)
+            slot.encoding = None  # it refers to the payload
+            # a slot always counts Horovod's probe, which does not exist with DDP
+            slot.count_sent(gradient, exchange, (0 if number else extra) - wire.PROBE_BYTES)
+            if total.non_finite(number):
+                self._pass.void = True
+                self._adapter.warn_of_non_finite(slot.name)
+
+    def _bytes_besides_payloads(self, part, channel):
+        return 0
+
     def _sum_uncompressed(self, way, part):
         """Average gradients that are not compressed, in one message.
 
         float16 and bfloat16 are summed in float32, unless the way is "fp16".
         """
-        dtype = torch.promote_types(self._buffer.dtype, torch.float32)
-        if way == FP16:
-            dtype = torch.float16
         times, started = self._adapter.times, time.perf_counter()
-        sizes = [gradient.numel() for _, gradient in part]
-        in_place = dtype == self._buffer.dtype and sum(sizes) == self._buffer.numel()
-        summed = self._buffer
-        if not in_place:
-            summed = torch.cat([gradient.reshape(-1) for _, gradient in part]).to(dtype)
-        self._adapter.transport.wait(self._channels[way].allreduce_in_place(summed))
+        summed = self._joined(way, part)
+        self._average(way, summed)
         received = time.perf_counter()
         label = label_of([slot.name for slot, _ in part])
         times.message(f"{label}, {way}", started, received)
-        summed /= self._divisor
-        for (slot, gradient), own in zip(part, summed.split(sizes)):
-            if not in_place:
-                gradient.copy_(own.view(gradient.shape))
+        parts = summed.split([gradient.numel() for _, gradient in part])
+        gradients = [gradient for _, gradient in part]
+        if summed is not self._buffer:
+            torch._foreach_copy_(
+                gradients, [own.view(one.shape) for own, one in zip(parts, gradients)]
+            )
+        for (slot, gradient), own in zip(part, parts):
             slot.count_dense(gradient, own)
             if way == FP16:  # its largest number is 65504
                 self._look_at(gradient, slot.name)
             elif self._pass.loss_scale is not None:
                 self._look_at(gradient)
         times.result(label, received, time.perf_counter(), EXCHANGES)
+
+    def _joined(self, way, part):
+        """Return gradients as one tensor, which is the whole buffer if possible."""
+        dtype = torch.promote_types(self._buffer.dtype, torch.float32)
+        if way == FP16:
+            dtype = torch.float16
+        size = sum(gradient.numel() for _, gradient in part)
+        if dtype == self._buffer.dtype and size == self._buffer.numel():
+            return self._buffer
+        return torch.cat([gradient.reshape(-1) for _, gradient in part]).to(dtype)
+
+    def _average(self, way, summed):
+        """Replace a tensor by its average over all ranks."""
+        self._adapter.transport.wait(self._channels[way].allreduce_in_place(summed))
+        summed /= self._divisor
 
     def _look_at(self, result, name=None):
         """Record whether an optimizer gets NaN or Inf; loss scaling then skips its step."""
@@ -276,7 +317,7 @@ class BucketJob:
                 self._adapter.warn_of_non_finite(name)
 
 
-def _failure_of(member, error):
+def failure_of(member, error):
     """Return the error of a rank that cannot encode a gradient.
 
     The driver sends it to the other ranks instead of the exchange. So they learn the number of this
@@ -297,6 +338,7 @@ class BackwardPass:
         jobs: the :class:`BucketJob` of each bucket so far.
         buckets: names of the parameters in each of them.
         void: whether some result has NaN or Inf.
+        device_sums: the :class:`~deepreduce_hvd.torch.cuda.device.DeviceSums` of the pass, or None.
         failure: an error at its beginning, or None.
         ended: whether all gradients so far have been waited for.
     """
@@ -308,6 +350,7 @@ class BackwardPass:
         self.jobs = []
         self.buckets = []
         self.void = False
+        self.device_sums = None
         self.failure = None
         self.ended = True
 

@@ -79,7 +79,7 @@ class MirroredJob:
 
     Args:
         job: the :class:`~deepreduce_hvd.torch.ddp.buckets.BucketJob`.
-        encode: function that encodes the gradients in its mirror.
+        encode: function that encodes the gradients, in the mirror of the job if it has one.
         driver: the :class:`~deepreduce_hvd.communicators.driver.Driver` of the job.
     """
 

@@ -1,4 +1,4 @@
-"""The transport over torch.distributed, on the host.
+"""The transport over torch.distributed, on the host, and with NCCL also on a GPU.
 
 torch.distributed matches collectives by their order, not by their names. So a collective is only
 described when it is created, and runs when its result is requested. Whoever requests the results
@@ -6,7 +6,7 @@ must do so in the same order on all ranks: see :mod:`deepreduce_hvd.communicator
 
 Before the data of a collective, all ranks gather a head of fixed size: a checksum of the name, the
 sizes of the data, and whether the rank has failed. So ranks that are at different collectives, and
-ranks that cannot continue, are found before anything can hang.
+ranks that cannot continue, are found before anything can hang. Heads always go through the host.
 
 Collectives use PyTorch's memory, not NumPy's. A Gloo thread may be the last owner, and releasing
 NumPy's memory would make it wait for the interpreter lock.
@@ -17,6 +17,7 @@ import hashlib
 import math
 import os
 import time
+import weakref
 import zlib
 from collections.abc import Callable
 from datetime import timedelta
@@ -29,6 +30,7 @@ import torch.distributed as dist
 from deepreduce_hvd.communicators.base import Transport
 from deepreduce_hvd.communicators.wire import describe
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
+from deepreduce_hvd.torch.ddp.device_group import DeviceGroup
 from deepreduce_hvd.torch.ddp.failures import describe_failure
 
 _HOST = torch.device("cpu")  # independent of the default device
@@ -77,6 +79,7 @@ class DistributedTransport(Transport):
         self._ranks = ranks
         self._timeout = timeout
         self._group = _new_group(ranks, timeout)
+        self._device_group: Any = None  # a DeviceGroup, once there is one
         self._by_host: dict[int, tuple[DistributedTransport, DistributedTransport | None]] = {}
 
     @property
@@ -97,6 +100,17 @@ class DistributedTransport(Transport):
     def head_bytes(self):
         """The size in bytes of the head that a rank sends before each collective."""
         return 8 * (_HEAD_FIELDS + self.size)
+
+    def use_device(self, device):
+        """Create the NCCL communicator for tensors on a GPU; called by all ranks together.
+
+        From then on, :meth:`allgather` and :meth:`allreduce_in_place` take such tensors. Their
+        collectives are ordered on the stream that is current in ``wait``, which does not wait for
+        the GPU.
+        """
+        store, place = _store_and_place(self._ranks)
+        self._device_group = DeviceGroup(store, place, self.size, self._timeout, device)
+        self._end_device_group = weakref.finalize(self, self._device_group.end)
 
     def allgather(self, array, name):
         return Collective(name, lambda: self._allgather(array, name))
@@ -122,9 +136,12 @@ class DistributedTransport(Transport):
         return True
 
     def wait(self, handle):
+        if not isinstance(handle, Collective):  # work of this rank alone
+            return handle.result()
         try:
             return handle.result()
-        except PeerFailedError:  # a rank that is alive has told its own error
+        # a rank that is alive has told its own error; the others do not know of this one yet
+        except (PeerFailedError, torch.OutOfMemoryError):
             raise
         except RuntimeError as error:
             raise PeerFailedError(
@@ -149,7 +166,9 @@ class DistributedTransport(Transport):
     def close(self):
         """Free the process groups; the transport cannot be used after this."""
         self.reset()
-        self._group = None
+        if self._device_group is not None:
+            self._end_device_group()
+        self._group = self._device_group = None
 
     def reset(self):
         """Forget the groups of :meth:`by_host`."""
@@ -248,6 +267,9 @@ class DistributedTransport(Transport):
         return out.numpy()
 
     def _allgather(self, array, name):
+        if isinstance(array, torch.Tensor):
+            sizes = self._heads(name, [array.numel()])[:, 0]
+            return self._device_group.allgather(array, sizes)
         sizes = self._heads(name, [array.size])[:, 0]
         return self._gather_bytes(array, sizes)
 
@@ -278,6 +300,9 @@ class DistributedTransport(Transport):
     def _sum(self, array, name):
         out = array if isinstance(array, torch.Tensor) else torch.tensor(array, device=_HOST)
         self._heads(name, [out.numel()])
+        if out.is_cuda:
+            self._device_group.allreduce(out)
+            return out
         self._group.allreduce(out).wait()
         return out.numpy()
 
@@ -297,17 +322,23 @@ def _new_group(ranks, timeout):
     It is not one of torch.distributed's own: those have names that depend on how many groups a rank
     has, which may differ between the members, and they stay until the program destroys them.
     """
-    members = ",".join(map(str, ranks))
-    number = _groups_of[members] = _groups_of.get(members, 0) + 1
-    name = f"deepreduce/{hashlib.sha256(members.encode()).hexdigest()}/{number}"
-    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
     try:
-        return dist.ProcessGroupGloo(store, ranks.index(dist.get_rank()), len(ranks), timeout)
+        store, place = _store_and_place(ranks)
+        return dist.ProcessGroupGloo(store, place, len(ranks), timeout)
     except RuntimeError as error:
         raise PeerFailedError(
             f"new process group: expected all {len(ranks)} ranks of the model to call register, "
             f"{describe_failure(error)}"
         ) from error
+
+
+def _store_and_place(ranks):
+    """Return the store of a new process group, and the place of this rank in it."""
+    members = ",".join(map(str, ranks))
+    number = _groups_of[members] = _groups_of.get(members, 0) + 1
+    name = f"deepreduce/{hashlib.sha256(members.encode()).hexdigest()}/{number}"
+    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    return store, ranks.index(dist.get_rank())
 
 
 def _padded(array, size):

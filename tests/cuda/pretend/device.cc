@@ -3,7 +3,8 @@
 // The CUDA operators of this package run in the emulator. Everything executes at once, except
 // non-blocking copies to the host, and those to the device outside of the default stream: they
 // arrive when the program, or a stream, waits for an event that their stream has recorded after
-// them.
+// them. Kernels, and copies within the device, get the copies to the device that their own stream
+// has started.
 #include <ATen/ATen.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -118,9 +119,19 @@ struct Copies {
   int64_t now() const { return arrived + static_cast<int64_t>(on_their_way.size()); }
   void wait(int64_t moment) {
     for (; arrived < moment; ++arrived) {
-      on_host(on_their_way.front().first).copy_(on_their_way.front().second);
+      arrive(on_their_way.front());
       on_their_way.pop_front();
     }
+  }
+  void wait_on_device() {
+    for (auto& one : on_their_way)
+      if (one.first.defined() && one.first.is_cuda()) arrive(one);
+  }
+
+ private:
+  static void arrive(std::pair<at::Tensor, at::Tensor>& one) {
+    if (one.first.defined()) on_host(one.first).copy_(one.second);
+    one = {};
   }
 };
 std::map<c10::StreamId, Copies> copies_of;
@@ -128,8 +139,15 @@ std::recursive_mutex copying;
 std::atomic<c10::StreamId> streams = 0;
 thread_local c10::StreamId current_stream = 0;
 
+// Called before each kernel of the current stream.
+void before_kernel() {
+  const std::lock_guard lock(copying);
+  copies_of[current_stream].wait_on_device();
+}
+
 at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   const std::lock_guard lock(copying);
+  before_kernel();
   if (non_blocking && to.is_cpu() != from.is_cpu() && (to.is_cpu() || current_stream != 0)) {
     copies_of[current_stream].on_their_way.emplace_back(to, on_host(from).clone());
   } else {
@@ -186,6 +204,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
 };
 at::Tensor copy_and_resize(const at::Tensor& from, const at::Tensor& to) {
+  before_kernel();
   if (to.numel() == 0) {
     const at::Tensor memory = at::empty(from.sizes(), to.options());
     to.unsafeGetTensorImpl()->set_storage_keep_dtype(memory.storage());
@@ -197,6 +216,7 @@ at::Tensor copy_and_resize(const at::Tensor& from, const at::Tensor& to) {
   return to;
 }
 at::Tensor& set_zero(at::Tensor& tensor) {
+  before_kernel();
   on_host(tensor).zero_();
   return tensor;
 }
@@ -221,6 +241,7 @@ at::Tensor reshape_alias(const at::Tensor& tensor, c10::SymIntArrayRef size,
                                     C10_AS_INTARRAYREF_SLOW(stride));
 }
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  before_kernel();
   at::native::cpu_fallback(op, stack);
 }
 
@@ -229,6 +250,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 extern "C" {
 int64_t pretended_new_stream() { return ++streams; }
 int64_t pretended_stream() { return current_stream; }
+void pretended_before_kernel() { before_kernel(); }
 void pretended_use(int64_t stream) { current_stream = stream; }
 // A point in the work of a stream: the number of its copies before it.
 int64_t pretended_now(int64_t stream) {

@@ -84,6 +84,9 @@ def install(folder):
         def wait_stream(self, other):
             pretended.pretended_wait(other.number, pretended.pretended_now(other.number))
 
+        def wait_event(self, event):
+            event.synchronize()
+
     class Event:
         """An event that is done at the second query, so that both answers occur."""
 
@@ -117,6 +120,7 @@ def install(folder):
     torch.cuda.current_stream = lambda device=None: Stream(number=pretended.pretended_stream())
     torch.cuda.device = contextlib.nullcontext
     torch.cuda.is_current_stream_capturing = lambda: False
+    torch.Tensor.record_stream = lambda tensor, stream: None
     torch.cuda._sleep = lambda cycles: None
     torch._C._cuda_getCurrentRawStream = lambda index: pretended.pretended_stream()
     return torch

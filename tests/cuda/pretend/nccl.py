@@ -10,8 +10,7 @@ import horovod.torch as hvd
 import torch
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.torch import transport as torch_transport
-from deepreduce_hvd.torch.cuda import device as torch_device
+from deepreduce_hvd.torch import adapter as torch_adapter, transport as torch_transport
 
 hvd.nccl_built = lambda: True
 on_device = []
@@ -43,7 +42,7 @@ class _Horovod:
 
 
 torch_transport.hvd, torch_transport.mpi_ops = _Horovod(), _Functions()
-assert torch_device.hvd.nccl_built()
+assert torch_adapter.hvd.nccl_built()
 ranks = runpy.run_path(
     str(pathlib.Path(__file__).resolve().parents[3] / "scripts" / "gpu_ranks.py")
 )
