@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.planning import layout
+from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.planning.trials import (
     expect_one_way,
     fitted_to_step,
@@ -47,6 +49,24 @@ def test_plans_are_valid_and_differ(seed):
     for rule in ("dense", "fp16"):
         found = [plan for other, plan in plans if other == rule]
         assert all(message.way == rule for plan in found for message in plan.messages)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_without_a_memory_no_plan_sends_float16(seed):
+    """Nothing would keep what float16 cannot carry."""
+    draw = random.Random(seed)
+    profile = profile_of(draw, 10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-10, -6))
+    small = Policy("dense")  # Horovod sends it, and it has no memory
+    names = [part.name for part in profile.parameters]
+    for buckets in (None, [names]):
+        for memory in (dr.NoMemory(), dr.Residual()):
+            policies = {"small": small, "one": Policy("codec", dr.Codec(dr.TopK(0.01)), memory)}
+            ways = layout.ways_of(policies)
+            plans = plans_to_try(profile, ("Allgather",), buckets, ways)
+            found = {message.way for _, text in plans for message in Plan.from_json(text).messages}
+            rules = [rule for rule, _ in plans]
+            assert rules[0] == "plan" and {"dense", "codec"} <= found, rules
+            assert ("fp16" in found) == (memory == dr.Residual())
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -10,7 +10,7 @@ from deepreduce_hvd.communicators import Allgather, Communicator
 from deepreduce_hvd.communicators.auto import EXACT_SUMS
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning.policies import Policy
-from deepreduce_hvd.schedule.dag import CODEC, Message
+from deepreduce_hvd.schedule.dag import CODEC, DENSE, WAYS, Message
 from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan
 from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.validation import expect_stages
@@ -139,6 +139,19 @@ def communicators_of(policies: Mapping[str, Policy]) -> tuple[str, ...]:
             if one.codec is not None
         )
     )
+
+
+def ways_of(policies: Mapping[str, Policy]) -> tuple[str, ...]:
+    """Return the ways in which ``schedule="auto"`` may send gradients.
+
+    Float16 rounds, and has no numbers above 65504. A memory keeps the rest for later steps. Without
+    one, gradients would be lost, or would become infinite, without the user having asked for it.
+
+    Args:
+        policies: the policies of a compressor.
+    """
+    keep = all(policy.memory.state for policy in policies.values() if not policy.dense)
+    return WAYS if keep else (DENSE, CODEC)
 
 
 def _supports(codec: Codec, memory: Memory, communicator: str) -> bool:

@@ -204,7 +204,8 @@ class Scheduler:
                 if self._fitted is None:  # the steps so far used buckets
                     self._fitted = fitted_to_step(merged, seconds, self._buckets())
                 merged = dataclasses.replace(merged, **self._fitted)
-                plans = plans_to_try(merged, communicators, self._buckets())
+                ways = layout.ways_of(self._base.policies)
+                plans = plans_to_try(merged, communicators, self._buckets(), ways)
                 found = json.dumps([self._fitted, plans]).encode()
             except Exception as error:  # tell the other ranks, or they would wait
                 found, failure = json.dumps(wire.describe(error)).encode(), error

@@ -4,7 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
+from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16, WAYS
 from deepreduce_hvd.schedule.density import largest_good
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.optimum import optimal_plan
@@ -34,7 +34,7 @@ class Trial(NamedTuple):
     kept: float
 
 
-def plans_to_try(profile, communicators, buckets=None):
+def plans_to_try(profile, communicators, buckets=None, ways=WAYS):
     """Return [(rule, plan as JSON)] for the rules to try, those without a codec last.
 
     Plans that send every gradient in the same way, and in the same messages where it is encoded,
@@ -46,12 +46,18 @@ def plans_to_try(profile, communicators, buckets=None):
         communicators: names of those that plans may use.
         buckets: names of the parameters that share a message, for each message, if something else
             decides that, as PyTorch's DDP does. None if plans decide.
+        ways: the ways in which plans may send gradients, see
+            :func:`~deepreduce_hvd.planning.layout.ways_of`.
     """
     network, profile, groups = _network_of(profile, buckets)
     plans: list[tuple[str, Plan]] = []
     for rule in _RULES:
+        if rule in WAYS and rule not in ways:
+            continue
         if rule == "plan":
-            found = optimal_plan(profile, network, communicators=communicators, groups=groups)
+            found = optimal_plan(
+                profile, network, ways=ways, communicators=communicators, groups=groups
+            )
         else:
             messages = predict(rule, profile, network, groups=groups)[1]
             found = Plan.of(profile, network, messages)

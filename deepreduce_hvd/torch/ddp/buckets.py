@@ -66,7 +66,8 @@ class BucketJob:
         self._divisor = adapter.transport.size if divisor is None else divisor
         # (policy, communicator) -> [(slot, view of the gradient, its bucket member)]
         self._compressed = {}
-        self._uncompressed = {}  # "dense" or "fp16" -> [(slot, view of the gradient)]
+        # "dense" or "fp16" -> [(slot, view of the gradient, what is sent for it)]
+        self._uncompressed = {}
         self._exchanges = []  # one for each policy and communicator
         self._channels = {}  # "dense" or "fp16" -> Channel
         self.failure = None
@@ -103,11 +104,14 @@ class BucketJob:
         slot.steps += 1
         made, slot.made = slot.made, False
         if slot.dense:
-            size = self._adapter.transport.size
-            total = slot.with_memory(gradient, made, self._pass.loss_scale, size)
-            if total is not gradient:
-                gradient.copy_(total)
-            self._uncompressed.setdefault(slot.policy.way, []).append((slot, gradient))
+            way = slot.policy.way
+            sent = slot.with_memory(
+                gradient, made, self._pass.loss_scale, self._adapter.transport.size,
+                self._dtype_of(way), divides=False,
+            )  # fmt: skip
+            if sent is not gradient and sent.dtype == gradient.dtype:
+                sent = gradient.copy_(sent)  # the whole bucket may then be summed in place
+            self._uncompressed.setdefault(way, []).append((slot, gradient, sent))
             return
         # zeros that backward did not make: the parameter was not used in this step, or this rank
         # has no more batches
@@ -239,30 +243,32 @@ class BucketJob:
             slot.decode_seconds += ended - started
             self._adapter.times.result(slot.name, started, ended, EXCHANGES)
 
-    def _sum_uncompressed(self, way, part):
-        """Average gradients that are not compressed, in one message.
-
-        float16 and bfloat16 are summed in float32, unless the way is "fp16".
-        """
-        dtype = torch.promote_types(self._buffer.dtype, torch.float32)
+    def _dtype_of(self, way):
+        """Return the dtype of the message of a way: float16, or at least float32."""
         if way == FP16:
-            dtype = torch.float16
+            return torch.float16
+        return torch.promote_types(self._buffer.dtype, torch.float32)
+
+    def _sum_uncompressed(self, way, part):
+        """Average gradients that are not compressed, in one message."""
+        dtype = self._dtype_of(way)
         times, started = self._adapter.times, time.perf_counter()
-        sizes = [gradient.numel() for _, gradient in part]
+        sizes = [gradient.numel() for _, gradient, _ in part]
         in_place = dtype == self._buffer.dtype and sum(sizes) == self._buffer.numel()
         summed = self._buffer
         if not in_place:
-            summed = torch.cat([gradient.reshape(-1) for _, gradient in part]).to(dtype)
+            summed = torch.cat([sent.reshape(-1).to(dtype) for _, _, sent in part])
         self._adapter.transport.wait(self._channels[way].allreduce_in_place(summed))
         received = time.perf_counter()
-        label = label_of([slot.name for slot, _ in part])
+        label = label_of([slot.name for slot, *_ in part])
         times.message(f"{label}, {way}", started, received)
-        summed /= self._divisor
-        for (slot, gradient), own in zip(part, summed.split(sizes)):
+        # small float16 sums would become zero
+        average = summed.to(torch.promote_types(dtype, torch.float32)).div_(self._divisor)
+        for (slot, gradient, _), own in zip(part, average.split(sizes)):
             if not in_place:
                 gradient.copy_(own.view(gradient.shape))
-            slot.count_dense(gradient, own)
-            if way == FP16:  # its largest number is 65504
+            slot.count_dense(gradient, summed[: own.numel()])
+            if way == FP16 or slot.changes:
                 self._look_at(gradient, slot.name)
             elif self._pass.loss_scale is not None:
                 self._look_at(gradient)
