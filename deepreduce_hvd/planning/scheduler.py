@@ -20,7 +20,7 @@ import time
 import numpy as np
 
 from deepreduce_hvd.communicators import wire
-from deepreduce_hvd.errors import PeerFailedError
+from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.planning import layout
 from deepreduce_hvd.planning.figures import Figures
 from deepreduce_hvd.planning.measured_profile import (
@@ -104,6 +104,7 @@ class Scheduler:
         self.trials = []
         self._measured = {}
         self._costs = self._curve = self._fitted = None
+        self._totals = None  # those at the end of the warm-up
         self._figures = Figures(self._compressor)
         self._different, self._differing = _DIFFERENT, 0
         self._begin(self._warm_up, _COLD_STEPS)
@@ -123,6 +124,8 @@ class Scheduler:
 
         The layout of the next step may be another one after this.
         """
+        if self._totals is None and self._is_warm(slots):
+            self._totals = totals(slots)
         if self._schedule != "auto" or transport.size == 1:
             return
         if self._times.seconds is not None:
@@ -156,12 +159,13 @@ class Scheduler:
     # --- phases ---
 
     def _warm_up(self, transport, slots):
-        steps = max((slot.steps for slot in slots.values()), default=0)
-        codecs = {one.codec for one in self._base.policies.values() if one.codec is not None}
-        if self._left <= 0 and steps >= max(
-            (codec.sparsifier.schedule_steps for codec in codecs), default=0
-        ):
+        if self._left <= 0 and self._is_warm(slots):
             self._begin_profile(slots)
+
+    def _is_warm(self, slots):
+        """Return whether the density of the sparsifiers no longer falls."""
+        steps = max((slot.steps for slot in slots.values()), default=0)
+        return steps >= max(map(_warm_up_of, self._base.policies.values()), default=0)
 
     def _begin_profile(self, slots):
         self._totals = totals(slots)
@@ -173,10 +177,7 @@ class Scheduler:
         if not self._profiled(slots):  # with several optimizers, a step may compress nothing
             self._begin_profile(slots)
             return
-        self._costs = {
-            name: Costs.of_steps(ends, self._totals[name], slots[name])
-            for name, ends in totals(slots).items()
-        }
+        self._costs = self._costs_since_warm_up(slots)
         self._measure_and_plan(transport, slots)
 
     def _measure_and_plan(self, transport, slots):
@@ -189,7 +190,7 @@ class Scheduler:
             "gather_overlap": gather_overlap(self._figures, transport),
             **self._measured_costs(slots),
         }
-        own = self.profile(slots, transport.size)
+        own = self._current_profile(slots, transport.size)
         profiles = self._figures.gathered(transport, own.to_json().encode())
         found = failure = None
         if transport.rank == 0:
@@ -297,15 +298,39 @@ class Scheduler:
 
         Raises:
             InvalidArgumentError: the job has a fixed plan, whose steps do not show what the other
-                ways of its gradients cost; or no step with a compressed gradient is complete yet.
+                ways of its gradients cost; no step with a compressed gradient is complete yet; the
+                density still falls, so that payloads are larger than they will be; or the codecs
+                have different ratios.
         """
         if isinstance(self._schedule, Plan):
             expect_one_way(self._schedule)
+        for name in self._profiled(slots):
+            steps, warm_up = slots[name].steps, _warm_up_of(self._base.policies[name])
+            if steps <= warm_up:
+                raise InvalidArgumentError(
+                    f"profile: expected steps after the warm-up of {warm_up} steps, got step"
+                    f" {steps} for {name}"
+                )
+        return self._current_profile(slots, ranks)
+
+    def _current_profile(self, slots, ranks):
         if not self._measured:
             self._measured = self._measured_costs(slots)
         return measured_profile(
-            self._base.policies, self._times, slots, ranks, self._costs, **self._measured
+            self._base.policies,
+            self._times,
+            slots,
+            ranks,
+            self._costs or self._costs_since_warm_up(slots),
+            **self._measured,
         )
+
+    def _costs_since_warm_up(self, slots):
+        """Return {parameter name: Costs}, or None if no step is over since the warm-up."""
+        ends, before = totals(slots), self._totals
+        if before is None or ends == before:
+            return None
+        return {name: Costs.of_steps(ends[name], before[name], slots[name]) for name in ends}
 
     def _profiled(self, slots):
         """Return the names of the parameters that the last complete step compressed."""
@@ -328,6 +353,11 @@ class Scheduler:
 
     def _device_of(self, slot):
         return "cpu" if self._on_host else slot.parameter.device
+
+
+def _warm_up_of(policy):
+    """Return the number of steps in which the density of a policy changes."""
+    return 0 if policy.codec is None else policy.codec.sparsifier.schedule_steps
 
 
 def _ratio(one, other):

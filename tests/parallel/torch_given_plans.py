@@ -70,7 +70,7 @@ def scenario_a_plan_from_the_profile_of_the_default(directory):
             lambda name, shape: None,  # the default
             compressor_options={"dense_below": None, "schedule": plan},
         )
-        for step in range(4):
+        for step in range(52):  # the warm-up and more
             optimizer.zero_grad()
             generator = torch.Generator().manual_seed(step * hvd.size() + hvd.rank())
             network(torch.randn(8, 64, generator=generator)).square().mean().backward()
