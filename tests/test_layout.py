@@ -1,5 +1,8 @@
 """Test layouts of plans, and the times of steps."""
 
+import random
+import re
+
 import pytest
 
 import deepreduce_hvd as dr
@@ -26,6 +29,65 @@ def test_a_plan_with_a_parameter_in_two_messages_is_refused(messages):
     codec = Policy("codec", dr.Codec(dr.TopK(0.1)), dr.Residual())
     with pytest.raises(dr.InvalidArgumentError, match="one message, got one more than once"):
         layout.of_plan({"one": codec, "two": codec}, 0, plan_of(*messages))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_plan_never_sends_less_than_the_codec(seed):
+    """The user's ratio is not replaced by a smaller one without a word."""
+    draw = random.Random(seed)
+    names = [f"p{number}" for number in range(draw.randint(1, 5))]
+    ratios = {name: 10 ** draw.uniform(-3, 0) for name in names}
+    codecs = {name: dr.Codec(dr.TopK(ratio)) for name, ratio in ratios.items()}
+    factors = [draw.choice((1.0, 1 / (1 / 3) / 3, draw.uniform(0.2, 5))) for _ in names]
+    densities = {name: min(factor * ratios[name], 1.0) for name, factor in zip(names, factors)}
+    plan = plan_of(*(Message((one,), "codec", densities[one], "Allgather") for one in names))
+    policies = {one: Policy("codec", codecs[one], dr.Residual()) for one in names}
+    smaller = [one for one in names if densities[one] < ratios[one] * (1 - 1e-9)]
+    if not smaller:
+        layout.expect_schedule(plan, policies, dr.Allgather())
+        return
+    first = smaller[0]
+    message = re.escape(
+        f"plan: expected densities of at least {ratios[first]:g}, which the codec keeps of {first},"
+        f" got {densities[first]:g}; make a plan for this codec"
+    )
+    with pytest.raises(dr.InvalidArgumentError, match=message):
+        layout.expect_schedule(plan, policies, dr.Allgather())
+
+
+def test_a_plan_for_another_codec():
+    """Its messages may not be the best ones, and layer times are for the default codec."""
+    own = dr.Codec(dr.TopK(0.01), index=dr.Rice())
+    message = Message(("one",), "codec", 0.1, "Allgather")
+    for codec, made_for, differs in (
+        (own, repr(own), False),
+        (own, repr(dr.Codec(dr.TopK(0.02))), True),
+        (own, "the default codec", True),
+        (dr.recommended_codec(), "the default codec", False),
+        (dr.recommended_codec(), repr(dr.recommended_codec()), False),
+    ):
+        plan = Plan((message, Message(("two",))), (), 0.0, "none", made_for, 2, 1, "none")
+        policies = {"one": Policy("codec", codec), "two": Policy("codec", dr.Codec(dr.TopK(0.5)))}
+        found = layout.difference_of(plan, policies)
+        expected = f"the plan was made for {made_for}, and this compressor has {codec!r}; its"
+        assert (found is not None) == differs and (found or expected).startswith(expected)
+    for schedule in (None, "auto", plan_of(Message(("one",), "dense"))):
+        assert layout.difference_of(schedule, policies) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_a_plan_leaves_out_is_said(seed):
+    draw = random.Random(seed)
+    codec = Policy("codec", dr.Codec(dr.TopK(0.1)), dr.Residual())
+    policies = {f"p{number}": draw.choice((codec, Policy("dense"))) for number in range(12)}
+    planned = [name for name in policies if draw.random() < seed / 10]
+    messages = [Message((name,)) for name in planned]
+    (*notes,) = layout.of_plan(policies, 0, plan_of(*messages)).notes()
+    left = [name for name in policies if policies[name] == codec and name not in planned]
+    assert len(notes) == bool(left)
+    for note in notes:
+        assert note.startswith(f"The plan leaves out {len(left)} compressed parameters, which go")
+        assert ", ".join(left[:5]) in note and (", ..." in note) == (len(left) > 5)
 
 
 class WithoutPutBack(dr.Residual):

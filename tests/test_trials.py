@@ -2,20 +2,13 @@
 
 import dataclasses
 import random
-from types import SimpleNamespace
 
 import pytest
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.planning import layout
 from deepreduce_hvd.planning.policies import Policy
-from deepreduce_hvd.planning.trials import (
-    expect_one_way,
-    fitted_to_step,
-    in_words,
-    plans_to_try,
-    send_alike,
-)
+from deepreduce_hvd.planning.trials import expect_one_way, fitted_to_step, plans_to_try, send_alike
 from deepreduce_hvd.schedule import Message, Network, Parameter, Profile, Table
 from deepreduce_hvd.schedule.plan import Plan, kept_share
 from deepreduce_hvd.schedule.rules import predict
@@ -148,9 +141,10 @@ def test_the_share_that_is_sent():
     [
         (
             [("codec", 4), ("dense", 3), ("codec", 2), ("fp16", 1), ("dense", 1)],
-            "6 parameters compressed in 2 messages, 4 uncompressed, 1 as float16",
+            "6 parameters compressed in 2 messages at a density of 0.1, 4 uncompressed, 1 as float16",
         ),
-        ([("codec", 1)], "1 parameter compressed in 1 message"),
+        ([("codec", 1)], "1 parameter compressed in 1 message at a density of 0.1"),
+        ([], "no messages"),
         ([("fp16", 1), ("dense", 2)], "2 parameters uncompressed, 1 as float16"),
         ([("fp16", 1)], "1 parameter as float16"),
     ],
@@ -161,7 +155,7 @@ def test_plans_in_words(groups, words):
         members = tuple(f"p{len(messages)}.{number}" for number in range(count))
         how = (0.1, "Allgather") if way == "codec" else ()
         messages.append(Message(members, way, *how))
-    assert in_words(SimpleNamespace(messages=messages)) == words
+    assert _plan(*messages).in_words() == words
 
 
 def _plan(*messages):

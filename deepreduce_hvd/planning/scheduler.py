@@ -41,7 +41,6 @@ from deepreduce_hvd.planning.trials import (
     Trial,
     expect_one_way,
     fitted_to_step,
-    in_words,
     plans_to_try,
     send_alike,
 )
@@ -147,7 +146,7 @@ class Scheduler:
         if self.layout.plan is None:
             return ["Schedule: no plan yet, buckets."]
         trial = ", on trial" if self.is_trying else ""
-        found = [f"Schedule{trial}: {in_words(self.layout.plan)}."]
+        found = [f"Schedule{trial}: {self.layout.plan.in_words()}.", *self.layout.notes()]
         if self.trials:
             tried = ", ".join(
                 f"{one.rule} {1e3 * one.measured:.1f} ms ({1e3 * one.predicted:.1f} predicted)"

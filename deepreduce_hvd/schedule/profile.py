@@ -27,6 +27,8 @@ from deepreduce_hvd.schedule.parameter import DEFAULT_DENSITY, Parameter, parame
 from deepreduce_hvd.schedule.tables import Fit, Table
 
 FORMAT, VERSION = "deepreduce_hvd profile", 1
+#: the codec for which payloads are estimated if nothing else is known
+ASSUMED_CODEC = "the default codec"
 _TABLES = ("allgather", "allreduce", "allreduce_fp16")
 #: seconds per element
 _PER_ELEMENT = ("to_fp16_seconds", "from_fp16_seconds", "seconds_per_kept_element")
@@ -65,7 +67,7 @@ class Profile:
     update_seconds: float = 0.0
     hosts: int = 1
     ranks_per_host: int = 1
-    codec: str = "the default codec"
+    codec: str = ASSUMED_CODEC
     density: float = DEFAULT_DENSITY
     allgather: Table | None = None
     allreduce: Table | None = None

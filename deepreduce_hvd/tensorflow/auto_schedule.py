@@ -1,5 +1,6 @@
 """Plans on TensorFlow: ``schedule="auto"``, and a plan that never changes."""
 
+import dataclasses
 import os
 import time
 
@@ -153,16 +154,17 @@ class AutoSchedule:
             times.result(name, came, moments[DONE], THREADS)
 
 
-def lasting_policies(compressor):
-    """Return {parameter name: policy} of a compressor whose plan never changes.
+def lasting_layout(compressor):
+    """Return the layout of a compressor whose plan never changes.
 
     What such a plan sends uncompressed needs no memory.
     """
     planned = layout.of_plan(compressor.policies, compressor.fingerprint, compressor.schedule)
-    return {
+    policies = {
         name: Policy(policy.way) if policy.dense else policy
         for name, policy in planned.policies.items()
     }
+    return dataclasses.replace(planned, policies=policies)
 
 
 def _time_fp16(count, device):
