@@ -2,12 +2,13 @@
 
 The steps of a job go through these phases, the same on all ranks:
 
-1. *warm-up*: until the density of the sparsifiers no longer falls.
+1. *warm-up*: until the density of the sparsifiers no longer falls, and until no other compressor of
+   the process tries plans.
 2. *profile*: some steps are timed. Then collectives of several sizes are timed between two steps.
 3. *trial*: rank 0 makes plans from the measurements of all ranks. The plans take turns of some
    steps each, and slow ones drop out (:mod:`deepreduce_hvd.planning.race`).
 4. *watch*: the plan with the shortest measured steps is used. Everything is measured again when the
-   step time changes much, or after a long time.
+   step time changes much, or after a long time, but not while another compressor tries plans.
 
 All decisions are made from numbers that all ranks have exchanged, so all ranks make the same ones
 at the same step. Any plan gives correct sums, so training goes on in all phases.
@@ -21,7 +22,7 @@ import numpy as np
 
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
-from deepreduce_hvd.planning import layout
+from deepreduce_hvd.planning import layout, one_race
 from deepreduce_hvd.planning.figures import Figures
 from deepreduce_hvd.planning.measured_profile import (
     Costs,
@@ -53,6 +54,8 @@ _PROFILE_STEPS = 6
 #: Steps per turn, and how many of its first step times are ignored: the first one belongs to the
 #: step before the turn, and the second includes messages that are new to Horovod.
 _TURN_STEPS, _UNTIMED = 6, 2
+#: A compressor waits for so many of its steps at most while another one tries its plans.
+_MOST_WAITING = 1000
 #: minimum steps, and minimum seconds, between two comparisons with the expected step time
 _WINDOW, _WINDOW_SECONDS = 12, 1.0
 #: Everything is measured again when two comparisons in a row differ by more than this ratio. Each
@@ -106,6 +109,8 @@ class Scheduler:
         self._totals = None  # those at the end of the warm-up
         self._figures = Figures(self._compressor)
         self._different, self._differing = _DIFFERENT, 0
+        self._waited = 0  # steps in which another compressor tried plans
+        one_race.give_back(self)
         self._begin(self._warm_up, _COLD_STEPS)
 
     def _begin(self, phase, steps):
@@ -159,7 +164,18 @@ class Scheduler:
 
     def _warm_up(self, transport, slots):
         if self._left <= 0 and self._is_warm(slots):
+            # Ranks may take the steps of several compressors in other orders, so they have to
+            # agree. A compressor that is no longer used may never end its trials.
+            if self._waited < _MOST_WAITING and self._is_busy(transport):
+                self._waited += _WINDOW
+                self._begin(self._warm_up, _WINDOW)
+                return
             self._begin_profile(slots)
+
+    def _is_busy(self, transport):
+        """Return whether another compressor tries plans, on any rank."""
+        self._figures.call_ranks(transport)
+        return self._figures.slowest(transport, [float(one_race.is_busy(self))]) != [0.0]
 
     def _is_warm(self, slots):
         """Return whether the density of the sparsifiers no longer falls."""
@@ -167,6 +183,7 @@ class Scheduler:
         return steps >= max(map(_warm_up_of, self._base.policies.values()), default=0)
 
     def _begin_profile(self, slots):
+        one_race.take(self)
         self._totals = totals(slots)
         self._begin(self._profile, _PROFILE_STEPS)
 
@@ -236,8 +253,9 @@ class Scheduler:
         if self._left > 0:
             return
         self._figures.call_ranks(transport)
-        timed = self._seconds[_UNTIMED:]
-        mean, median = self._figures.slowest(transport, [np.mean(timed), np.median(timed)])
+        # without the longest one, which may contain an evaluation or a checkpoint
+        timed = sorted(self._seconds[_UNTIMED:])
+        mean, median = self._figures.slowest(transport, [np.mean(timed[:-1]), np.median(timed)])
         self._medians.setdefault(self._race.current, []).append(median)
         self._race.turn_ends(mean)
         elements = elements_of(slots)
@@ -264,7 +282,8 @@ class Scheduler:
             max(seconds - fastest, 0) for turns in self._race.blocks for seconds in turns
         )
         self._until_rest_ends = _REST * (self._planning_seconds + lost) / fastest
-        self._differing = 0
+        self._differing = self._waited = 0
+        one_race.give_back(self)
         self._begin_window()
 
     def _begin_window(self):
@@ -275,12 +294,20 @@ class Scheduler:
         if self._left > 0:
             return
         self._figures.call_ranks(transport)
-        (measured,) = self._figures.slowest(transport, [np.median(self._seconds[1:])])
+        busy = float(self._waited < _MOST_WAITING and one_race.is_busy(self))
+        measured, busy = self._figures.slowest(transport, [np.median(self._seconds[1:]), busy])
+        self._until_rest_ends -= self._window
+        if busy:  # the trials of another compressor change these steps
+            self._waited += self._window
+            self._differing = 0
+            self._begin_window()
+            return
+        self._waited = 0
         differs = _ratio(measured, self._expected) > self._different
         self._differing = self._differing + 1 if differs else 0
-        self._until_rest_ends -= self._window
         due = self._differing >= 2 or self._until_rest_ends <= 0
         if due and self._profiled(slots):
+            one_race.take(self)
             self._measure_and_plan(transport, slots)
         else:
             self._begin_window()
