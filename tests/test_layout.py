@@ -137,3 +137,25 @@ def test_without_an_optimizer_the_times_of_steps_do_not_grow_without_limit():
     for _ in range(3 * _MOST_EVENTS):
         times.message("weight", 0.0, 1.0)
     assert len(times._events) == _MOST_EVENTS
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_time_0_is_the_first_gradient(seed):
+    """It arrives just before its step begins, because it is what begins it."""
+    draw, times, clock = random.Random(seed), StepTimes(), 5.0
+    for _ in range(3):
+        for number in range(4):
+            started = clock
+            clock += draw.uniform(0, 1e-4)  # the handshake, and what looks for the parameter
+            if number == 0:
+                times.begin(clock)
+            clock += draw.uniform(0, 1e-3)
+            times.gradients((f"p{number}",), f"p{number}", started, clock)
+            clock += draw.uniform(0, 1e-2)
+        times.result("p0", clock, clock + 1e-3)
+        clock += 1e-2
+    events = times.timeline().events
+    assert min(event.start for event in events) == 0
+    first = min(events, key=lambda event: event.start)
+    assert (first.name, first.kind) == ("p0", "encode")
+    assert min(times.ready.values()) == times.ready["p0"] == 0

@@ -18,6 +18,7 @@ from deepreduce_hvd.schedule.fields import (
     number_of,
     parsed,
     text_of,
+    text_of_file,
 )
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.profile import Profile
@@ -178,7 +179,7 @@ class Plan:
         Raises:
             InvalidArgumentError: the file is not a plan of this version.
         """
-        return cls.from_json(pathlib.Path(path).read_text())
+        return cls.from_json(text_of_file(path, "plan"))
 
 
 def _message(row: Any) -> Message:

@@ -16,11 +16,13 @@ from deepreduce_hvd.schedule.fields import (
     expect,
     expect_keys,
     integer_of,
+    json_of,
     list_of,
     number_of,
     pairs_of,
     parsed,
     text_of,
+    text_of_file,
 )
 from deepreduce_hvd.schedule.links import Link
 from deepreduce_hvd.schedule.parameter import DEFAULT_DENSITY, Parameter, parameter_of
@@ -211,7 +213,7 @@ class Profile:
         Raises:
             InvalidArgumentError: the file is neither.
         """
-        text = pathlib.Path(path).read_text()
+        text = text_of_file(path, "profile")
         if text.lstrip()[:1] == "{" and '"format"' in text:
             return cls.from_json(text)
         return layer_times(text)
@@ -331,14 +333,12 @@ def layer_times(text: str) -> Profile:
     >>> layer_times("name,elements,backward_seconds\\nfirst,10,2\\nlast,5,1\\n").parameters[0].name
     'last'
     """
+    text = text.removeprefix("\ufeff")  # a byte order mark, which some programs write
     if text.lstrip()[:1] in ("[", "{"):
-        try:
-            rows = json.loads(text)
-        except ValueError as error:
-            raise InvalidArgumentError(f"layer times: expected JSON, got {error}") from error
+        rows = json_of(text, "layer times")
         expect(isinstance(rows, list), "layer times", "a list of objects", type(rows).__name__)
     else:
-        lines = io.StringIO(text.removeprefix("\ufeff"))
+        lines = io.StringIO(text)
         reader = csv.DictReader(lines, restkey="columns without a name", skipinitialspace=True)
         try:
             rows = [_numbers(row) for row in reader]
