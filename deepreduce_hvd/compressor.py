@@ -381,8 +381,9 @@ class Compressor:
         ready when PyTorch hands over its bucket.
 
         Raises:
-            InvalidArgumentError: no step with a compressed gradient is complete yet, or the job has
-                a plan that does not compress all gradients alike.
+            InvalidArgumentError: no step with a compressed gradient is complete yet, the density
+                still falls (``warmup_steps``), codecs have different ratios, or the job has a plan
+                that does not compress all gradients alike.
         """
         return self.adapter.profile()
 

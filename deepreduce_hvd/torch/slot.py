@@ -148,6 +148,7 @@ class Slot:
         if not (made or bool(gradient.any())):
             return gradient
         self.move_to(gradient.device)
+        under_way = self._emptied
         self.back_up()
         (residual,) = self.state  # only Residual, see planning/layout.py
         sent, left, finite = add_residual(gradient, residual, dtype, size, divides)
@@ -159,10 +160,14 @@ class Slot:
         else:
             residual.view(gradient.shape).copy_(left)
         if finite is not None and torch.float16 not in (dtype, gradient.dtype):
-            copies = CopiesToHost()
-            host = copies.start(finite, torch.cuda.current_stream(gradient.device))
-            self._emptied = host, copies
+            # a memory that was empty before this step still is
+            self._emptied = under_way or self._flag_to_host(finite)
         return sent
+
+    @staticmethod
+    def _flag_to_host(flag):
+        copies = CopiesToHost()
+        return copies.start(flag, torch.cuda.current_stream(flag.device)), copies
 
     def count_dense(self, tensor, reduced):
         self.dense_bytes = tensor.numel() * tensor.element_size()

@@ -70,7 +70,7 @@ for seed in range(40):
     # after the memory is empty, nothing is left to do
     for slot, device in zip(slots, DEVICES):
         slot.policy = Policy("dense", None, slot.policy.memory)
-        for _step in range(2):
+        for _step in range(6):  # an event of the pretended device is done at the second query
             gradient = torch.ones(SHAPE, device=device)
             found = slot.with_memory(gradient, True, None, 3, torch.float32, True)
             if device != "cpu" and torch.version.cuda is not None:
