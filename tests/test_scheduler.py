@@ -130,17 +130,36 @@ def test_one_compressor_tries_plans_at_a_time(seed):
             assert own[job.plan(number)] == min(own.values()), job.plan(number)
 
 
-def test_a_compressor_that_is_not_used_any_more_holds_nobody_up_forever():
+@pytest.mark.parametrize("ratio", [1, 5])
+def test_a_compressor_that_is_not_used_any_more_holds_nobody_up(ratio):
+    """But one that is used in some of the steps does."""
     costs = {_WITHOUT: 0.02, "encoded": 0.02, "dense": 0.01}
     job = Job(costs, dict(costs))
-    for _ in range(30):
-        job.step()
+    for _ in range(12):
+        job.step(used=[0])
     assert job.trying[-1] == [0]
-    for _ in range(scheduler_module._MOST_WAITING - 50):
+    for step in range(200):
+        job.step(used=[1] if step % ratio else [0, 1])
+        if job.is_racing(0):
+            assert not job.is_racing(1)
+    assert job.is_racing(0) == (ratio > 1)
+    for _ in range(200):
         job.step(used=[1])
-    assert job.trying[-1] == [0] and job.plan(1) == _WITHOUT
-    for _ in range(300):
-        job.step(used=[1])
+    assert job.plan(1) == "dense"
+
+
+@pytest.mark.parametrize("most", [24, 60])
+def test_nobody_waits_forever(most):
+    """For a compressor whose steps compress nothing, which never ends its measurements."""
+    costs = {_WITHOUT: 0.02, "encoded": 0.02, "dense": 0.01}
+    with mock.patch.object(scheduler_module, "_MOST_WAITING", most):
+        job = Job(costs, dict(costs))
+        job.schedulers[0]._profiled = lambda slots: []
+        for _ in range(most):
+            job.step()
+        assert job.trying[-1] == [0]
+        for _ in range(250):
+            job.step()
     assert job.plan(1) == "dense"
 
 

@@ -116,6 +116,7 @@ class Scheduler:
     def _begin(self, phase, steps):
         """Begin a phase of ``steps`` steps; ``phase`` is called at the end of each step."""
         self._phase, self._left, self._seconds = phase, steps, []
+        self._since = one_race.steps()
 
     # --- what the adapter calls ---
 
@@ -132,6 +133,7 @@ class Scheduler:
             self._totals = totals(slots)
         if self._schedule != "auto" or transport.size == 1:
             return
+        one_race.step_ends(self)
         if self._times.seconds is not None:
             self._seconds.append(self._times.seconds)
         self._left -= 1
@@ -165,7 +167,7 @@ class Scheduler:
     def _warm_up(self, transport, slots):
         if self._left <= 0 and self._is_warm(slots):
             # Ranks may take the steps of several compressors in other orders, so they have to
-            # agree. A compressor that is no longer used may never end its trials.
+            # agree. A compressor whose steps compress nothing never ends its measurements.
             if self._waited < _MOST_WAITING and self._is_busy(transport):
                 self._waited += _WINDOW
                 self._begin(self._warm_up, _WINDOW)
@@ -175,7 +177,9 @@ class Scheduler:
     def _is_busy(self, transport):
         """Return whether another compressor tries plans, on any rank."""
         self._figures.call_ranks(transport)
-        return self._figures.slowest(transport, [float(one_race.is_busy(self))]) != [0.0]
+        return self._figures.slowest(transport, [float(one_race.is_busy(self, self._since))]) != [
+            0.0
+        ]
 
     def _is_warm(self, slots):
         """Return whether the density of the sparsifiers no longer falls."""
@@ -294,7 +298,7 @@ class Scheduler:
         if self._left > 0:
             return
         self._figures.call_ranks(transport)
-        busy = float(self._waited < _MOST_WAITING and one_race.is_busy(self))
+        busy = float(self._waited < _MOST_WAITING and one_race.is_busy(self, self._since))
         measured, busy = self._figures.slowest(transport, [np.median(self._seconds[1:]), busy])
         self._until_rest_ends -= self._window
         if busy:  # the trials of another compressor change these steps

@@ -151,23 +151,16 @@ class Slot:
         under_way = self._emptied
         self.back_up()
         (residual,) = self.state  # only Residual, see planning/layout.py
-        sent, left, finite = add_residual(gradient, residual, dtype, size, divides)
-        if sent is gradient:
-            return gradient
-        if left is None:
-            residual.zero_()
-            self.remembers = False
+        sent, empty = add_residual(gradient, residual, dtype, size, divides)
+        if not isinstance(empty, torch.Tensor):
+            self.remembers = not empty
+        elif under_way is not None:  # a memory that was empty before this step still is
+            self._emptied = under_way
         else:
-            residual.view(gradient.shape).copy_(left)
-        if finite is not None and torch.float16 not in (dtype, gradient.dtype):
-            # a memory that was empty before this step still is
-            self._emptied = under_way or self._flag_to_host(finite)
+            copies = CopiesToHost()
+            stream = torch.cuda.current_stream(empty.device)
+            self._emptied = copies.start(empty, stream), copies
         return sent
-
-    @staticmethod
-    def _flag_to_host(flag):
-        copies = CopiesToHost()
-        return copies.start(flag, torch.cuda.current_stream(flag.device)), copies
 
     def count_dense(self, tensor, reduced):
         self.dense_bytes = tensor.numel() * tensor.element_size()
