@@ -17,10 +17,10 @@ _SHAPE = 40, 30
 class _Weights(torch.nn.Module):
     """Two weights whose gradients are given."""
 
-    def __init__(self):
+    def __init__(self, dtype):
         super().__init__()
-        self.one = torch.nn.Parameter(torch.zeros(_SHAPE))
-        self.two = torch.nn.Parameter(torch.zeros(_SHAPE))
+        self.one = torch.nn.Parameter(torch.zeros(_SHAPE, dtype=dtype))
+        self.two = torch.nn.Parameter(torch.zeros(_SHAPE, dtype=dtype))
 
     def forward(self, one, two):
         return (self.one * one).sum() + (self.two * two).sum()
@@ -29,8 +29,8 @@ class _Weights(torch.nn.Module):
 class _GivenGradients:
     """A model with given gradients, and its compressor; each step follows the plan of ``ways``."""
 
-    def __init__(self, memory=None):
-        self.network = _Weights()
+    def __init__(self, memory=None, dtype=torch.float32):
+        self.network = _Weights(dtype)
         self.model = DistributedDataParallel(self.network)
         self.compressor = dr.Compressor(
             dr.Codec(dr.TopK(0.05)),
@@ -103,3 +103,22 @@ def scenario_nan_leaves_the_residual_as_it_is(directory):
         assert not torch.equal(job.residuals[1], before[1]), way
         told = [str(one.message) for one in caught if "NaN or Inf" in str(one.message)]
         assert len(told) == 1 and "parameter one" in told[0], (way, told)
+
+
+def scenario_averages_of_all_dtypes(directory):
+    """A whole bucket, or a part of it, is divided once, with a memory and without one."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        for memory in (dr.NoMemory(), dr.Residual()):
+            for ways in (("fp16", "fp16"), ("dense", "dense"), ("dense", "fp16")):
+                job = _GivenGradients(memory, dtype)
+                job.follow(one=ways[0], two=ways[1])
+                draw = torch.Generator().manual_seed(dist.get_rank())
+                gradients = torch.randn(2, *_SHAPE, generator=draw).to(dtype)
+                expected = gradients.double()
+                dist.all_reduce(expected)
+                expected /= dist.get_world_size()
+                near = max(torch.finfo(dtype).eps, 1e-3 if "fp16" in ways else 1e-6)
+                torch.testing.assert_close(
+                    job.step(*gradients), expected, rtol=0, atol=4 * near,
+                    msg=lambda text, what=(dtype, memory, ways): f"{what}: {text}",
+                )  # fmt: skip

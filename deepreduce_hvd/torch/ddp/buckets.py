@@ -265,7 +265,7 @@ class BucketJob:
         # small float16 sums would become zero
         average = summed.to(torch.promote_types(dtype, torch.float32)).div_(self._divisor)
         for (slot, gradient, _), own in zip(part, average.split(sizes)):
-            if not in_place:
+            if average is not self._buffer:
                 gradient.copy_(own.view(gradient.shape))
             slot.count_dense(gradient, summed[: own.numel()])
             if way == FP16 or slot.changes:
