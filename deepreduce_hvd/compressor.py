@@ -177,7 +177,8 @@ class Compressor:
 
     def _schedule_text(self) -> str:
         if isinstance(self.schedule, Plan):
-            return f"a plan with CRC-32 {zlib.crc32(self.schedule.to_json().encode()):08x}"
+            number = zlib.crc32(self.schedule.to_json().encode())
+            return f"a plan of {self.schedule.in_words()}, with CRC-32 {number:08x}"
         return repr(self.schedule)
 
     def settings(self, transport: Transport) -> list[Setting]:
@@ -380,8 +381,9 @@ class Compressor:
         ready when PyTorch hands over its bucket.
 
         Raises:
-            InvalidArgumentError: no step with a compressed gradient is complete yet, or the job has
-                a plan that does not compress all gradients alike.
+            InvalidArgumentError: no step with a compressed gradient is complete yet, the density
+                still falls (``warmup_steps``), codecs have different ratios, or the job has a plan
+                that does not compress all gradients alike.
         """
         return self.adapter.profile()
 

@@ -1,5 +1,8 @@
 """Test layouts of plans, and the times of steps."""
 
+import random
+import re
+
 import pytest
 
 import deepreduce_hvd as dr
@@ -26,6 +29,65 @@ def test_a_plan_with_a_parameter_in_two_messages_is_refused(messages):
     codec = Policy("codec", dr.Codec(dr.TopK(0.1)), dr.Residual())
     with pytest.raises(dr.InvalidArgumentError, match="one message, got one more than once"):
         layout.of_plan({"one": codec, "two": codec}, 0, plan_of(*messages))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_plan_never_sends_less_than_the_codec(seed):
+    """The user's ratio is not replaced by a smaller one without a word."""
+    draw = random.Random(seed)
+    names = [f"p{number}" for number in range(draw.randint(1, 5))]
+    ratios = {name: 10 ** draw.uniform(-3, 0) for name in names}
+    codecs = {name: dr.Codec(dr.TopK(ratio)) for name, ratio in ratios.items()}
+    factors = [draw.choice((1.0, 1 / (1 / 3) / 3, draw.uniform(0.2, 5))) for _ in names]
+    densities = {name: min(factor * ratios[name], 1.0) for name, factor in zip(names, factors)}
+    plan = plan_of(*(Message((one,), "codec", densities[one], "Allgather") for one in names))
+    policies = {one: Policy("codec", codecs[one], dr.Residual()) for one in names}
+    smaller = [one for one in names if densities[one] < ratios[one] * (1 - 1e-9)]
+    if not smaller:
+        layout.expect_schedule(plan, policies, dr.Allgather())
+        return
+    first = smaller[0]
+    message = re.escape(
+        f"plan: expected densities of at least {ratios[first]:g}, which the codec keeps of {first},"
+        f" got {densities[first]:g}; make a plan for this codec"
+    )
+    with pytest.raises(dr.InvalidArgumentError, match=message):
+        layout.expect_schedule(plan, policies, dr.Allgather())
+
+
+def test_a_plan_for_another_codec():
+    """Its messages may not be the best ones, and layer times are for the default codec."""
+    own = dr.Codec(dr.TopK(0.01), index=dr.Rice())
+    message = Message(("one",), "codec", 0.1, "Allgather")
+    for codec, made_for, differs in (
+        (own, repr(own), False),
+        (own, repr(dr.Codec(dr.TopK(0.02))), True),
+        (own, "the default codec", True),
+        (dr.recommended_codec(), "the default codec", False),
+        (dr.recommended_codec(), repr(dr.recommended_codec()), False),
+    ):
+        plan = Plan((message, Message(("two",))), (), 0.0, "none", made_for, 2, 1, "none")
+        policies = {"one": Policy("codec", codec), "two": Policy("codec", dr.Codec(dr.TopK(0.5)))}
+        found = layout.difference_of(plan, policies)
+        expected = f"the plan was made for {made_for}, and this compressor has {codec!r}; its"
+        assert (found is not None) == differs and (found or expected).startswith(expected)
+    for schedule in (None, "auto", plan_of(Message(("one",), "dense"))):
+        assert layout.difference_of(schedule, policies) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_a_plan_leaves_out_is_said(seed):
+    draw = random.Random(seed)
+    codec = Policy("codec", dr.Codec(dr.TopK(0.1)), dr.Residual())
+    policies = {f"p{number}": draw.choice((codec, Policy("dense"))) for number in range(12)}
+    planned = [name for name in policies if draw.random() < seed / 10]
+    messages = [Message((name,)) for name in planned]
+    (*notes,) = layout.of_plan(policies, 0, plan_of(*messages)).notes()
+    left = [name for name in policies if policies[name] == codec and name not in planned]
+    assert len(notes) == bool(left)
+    for note in notes:
+        assert note.startswith(f"The plan leaves out {len(left)} compressed parameters, which go")
+        assert ", ".join(left[:5]) in note and (", ..." in note) == (len(left) > 5)
 
 
 class WithoutPutBack(dr.Residual):
@@ -75,3 +137,25 @@ def test_without_an_optimizer_the_times_of_steps_do_not_grow_without_limit():
     for _ in range(3 * _MOST_EVENTS):
         times.message("weight", 0.0, 1.0)
     assert len(times._events) == _MOST_EVENTS
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_time_0_is_the_first_gradient(seed):
+    """It arrives just before its step begins, because it is what begins it."""
+    draw, times, clock = random.Random(seed), StepTimes(), 5.0
+    for _ in range(3):
+        for number in range(4):
+            started = clock
+            clock += draw.uniform(0, 1e-4)  # the handshake, and what looks for the parameter
+            if number == 0:
+                times.begin(clock)
+            clock += draw.uniform(0, 1e-3)
+            times.gradients((f"p{number}",), f"p{number}", started, clock)
+            clock += draw.uniform(0, 1e-2)
+        times.result("p0", clock, clock + 1e-3)
+        clock += 1e-2
+    events = times.timeline().events
+    assert min(event.start for event in events) == 0
+    first = min(events, key=lambda event: event.start)
+    assert (first.name, first.kind) == ("p0", "encode")
+    assert min(times.ready.values()) == times.ready["p0"] == 0

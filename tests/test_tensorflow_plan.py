@@ -53,6 +53,20 @@ def test_a_plan_sets_ways_and_densities():
     assert kept == {"a": [], "b": [], "c": ["residual"], "d": ["residual"]}
 
 
+def test_a_plan_for_another_codec_and_what_it_leaves_out():
+    less = plan_of(Message(("a", "b"), "codec", 0.01, "Allgather"))
+    with pytest.raises(dr.InvalidArgumentError, match="at least 0.05, which .* of a, got 0.01"):
+        compressor(less)
+    with pytest.warns(UserWarning, match=r"plan was made for none, .* has Codec\(TopK\(ratio=0.05"):
+        comp = compressor(plan_of(Message(("a", "b"), "codec", 0.1, "Allgather")))
+    words = "2 parameters compressed in 1 message at a density of 0.1"
+    assert comp.adapter.schedule_notes() == [
+        f"Schedule: {words}.",
+        "The plan leaves out 2 compressed parameters, which go into buckets: c, d.",
+    ]
+    assert f"a plan of {words}, with CRC-32" in repr(comp)
+
+
 def test_messages_as_groups():
     listed = variables()
     plan = plan_of(

@@ -2,18 +2,13 @@
 
 import dataclasses
 import random
-from types import SimpleNamespace
 
 import pytest
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.planning.trials import (
-    expect_one_way,
-    fitted_to_step,
-    in_words,
-    plans_to_try,
-    send_alike,
-)
+from deepreduce_hvd.planning import layout
+from deepreduce_hvd.planning.policies import Policy
+from deepreduce_hvd.planning.trials import expect_one_way, fitted_to_step, plans_to_try, send_alike
 from deepreduce_hvd.schedule import Message, Network, Parameter, Profile, Table
 from deepreduce_hvd.schedule.plan import Plan, kept_share
 from deepreduce_hvd.schedule.rules import predict
@@ -47,6 +42,24 @@ def test_plans_are_valid_and_differ(seed):
     for rule in ("dense", "fp16"):
         found = [plan for other, plan in plans if other == rule]
         assert all(message.way == rule for plan in found for message in plan.messages)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_without_a_memory_no_plan_sends_float16(seed):
+    """Nothing would keep what float16 cannot carry."""
+    draw = random.Random(seed)
+    profile = profile_of(draw, 10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-10, -6))
+    small = Policy("dense")  # Horovod sends it, and it has no memory
+    names = [part.name for part in profile.parameters]
+    for buckets in (None, [names]):
+        for memory in (dr.NoMemory(), dr.Residual()):
+            policies = {"small": small, "one": Policy("codec", dr.Codec(dr.TopK(0.01)), memory)}
+            ways = layout.ways_of(policies)
+            plans = plans_to_try(profile, ("Allgather",), buckets, ways)
+            found = {message.way for _, text in plans for message in Plan.from_json(text).messages}
+            rules = [rule for rule, _ in plans]
+            assert rules[0] == "plan" and {"dense", "codec"} <= found, rules
+            assert ("fp16" in found) == (memory == dr.Residual())
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -128,9 +141,10 @@ def test_the_share_that_is_sent():
     [
         (
             [("codec", 4), ("dense", 3), ("codec", 2), ("fp16", 1), ("dense", 1)],
-            "6 parameters compressed in 2 messages, 4 uncompressed, 1 as float16",
+            "6 parameters compressed in 2 messages at a density of 0.1, 4 uncompressed, 1 as float16",
         ),
-        ([("codec", 1)], "1 parameter compressed in 1 message"),
+        ([("codec", 1)], "1 parameter compressed in 1 message at a density of 0.1"),
+        ([], "no messages"),
         ([("fp16", 1), ("dense", 2)], "2 parameters uncompressed, 1 as float16"),
         ([("fp16", 1)], "1 parameter as float16"),
     ],
@@ -141,7 +155,7 @@ def test_plans_in_words(groups, words):
         members = tuple(f"p{len(messages)}.{number}" for number in range(count))
         how = (0.1, "Allgather") if way == "codec" else ()
         messages.append(Message(members, way, *how))
-    assert in_words(SimpleNamespace(messages=messages)) == words
+    assert _plan(*messages).in_words() == words
 
 
 def _plan(*messages):

@@ -1,9 +1,12 @@
 """What the adapters of all frameworks share: the state of their slots and what ranks compare."""
 
+import warnings
+
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.settings import step_counters
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.planning import layout
 
 _TENSORFLOW_ONLY = (
     "{}: expected a compressor of TensorFlow variables, got one of PyTorch parameters"
@@ -92,6 +95,12 @@ class BaseAdapter:
     def frozen(self):
         """Return the names of the parameters that are not trained."""
         return {name for name, slot in self.slots.items() if slot.frozen}
+
+    def warn_of_plan(self):
+        """Warn on the first rank if the compressor's plan was made for another codec."""
+        message = layout.difference_of(self.compressor.schedule, self.compressor.policies)
+        if message is not None and self.transport.rank == 0:
+            warnings.warn(f"deepreduce_hvd: {message}", stacklevel=5)
 
     def schedule_notes(self):
         """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""

@@ -9,13 +9,16 @@ from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Communicator
 from deepreduce_hvd.communicators.auto import EXACT_SUMS
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.planning.policies import Policy
-from deepreduce_hvd.schedule.dag import CODEC, Message
+from deepreduce_hvd.planning.policies import Policy, recommended_codec
+from deepreduce_hvd.schedule.dag import CODEC, DENSE, WAYS, Message
 from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan
+from deepreduce_hvd.schedule.profile import ASSUMED_CODEC
 from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.validation import expect_stages
 
 _MOST_NAMES = 5
+#: a plan's densities may be so much smaller than those of the codec
+_ROUNDING = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +40,23 @@ class Layout:
     communicators: Mapping[str, Communicator]
     fingerprint: int
     plan: Plan | None = None
+
+    def notes(self) -> list[str]:
+        """Return sentences for the user on what a plan leaves out."""
+        if self.plan is None:
+            return []
+        planned = {name for message in self.plan.messages for name in message.members}
+        left = [
+            name
+            for name, policy in self.policies.items()
+            if not policy.dense and name not in planned
+        ]
+        if not left:
+            return []
+        return [
+            f"The plan leaves out {len(left)} compressed parameters, which go into buckets:"
+            f" {', '.join(left[:_MOST_NAMES])}{', ...' if len(left) > _MOST_NAMES else ''}."
+        ]
 
 
 def of_settings(policies: Mapping[str, Policy], fingerprint: int) -> Layout:
@@ -141,6 +161,19 @@ def communicators_of(policies: Mapping[str, Policy]) -> tuple[str, ...]:
     )
 
 
+def ways_of(policies: Mapping[str, Policy]) -> tuple[str, ...]:
+    """Return the ways in which ``schedule="auto"`` may send gradients.
+
+    Float16 rounds, and has no numbers above 65504. A memory keeps the rest for later steps. Without
+    one, gradients would be lost, or would become infinite, without the user having asked for it.
+
+    Args:
+        policies: the policies of a compressor.
+    """
+    keep = all(policy.memory.state for policy in policies.values() if not policy.dense)
+    return WAYS if keep else (DENSE, CODEC)
+
+
 def _supports(codec: Codec, memory: Memory, communicator: str) -> bool:
     try:
         expect_stages(codec, memory, EXACT_SUMS[communicator])
@@ -168,6 +201,8 @@ def expect_schedule(schedule, policies, communicator):
             "Compressor schedule: expected None, 'auto' or a deepreduce_hvd.schedule.Plan, got"
             f" {schedule!r}"
         )
+    if isinstance(schedule, Plan):
+        _expect_densities(schedule, policies)
     if type(communicator) is not Allgather:
         raise InvalidArgumentError(
             "Compressor schedule: expected the communicator Allgather, in whose place a plan may"
@@ -187,6 +222,38 @@ def expect_schedule(schedule, policies, communicator):
                 "Compressor schedule: expected Residual or NoMemory with schedule='auto', got"
                 f" {memory!r}"
             )
+
+
+def _expect_densities(plan: Plan, policies: Mapping[str, Policy]) -> None:
+    """Check that a plan sends no fewer elements than the user's codecs."""
+    for name, density in plan.densities().items():
+        codec = policies[name].codec if name in policies else None
+        ratio = None if codec is None else ratio_of(codec)
+        if ratio is not None and density < ratio * (1 - _ROUNDING):
+            raise InvalidArgumentError(
+                f"plan: expected densities of at least {ratio:g}, which the codec keeps of {name},"
+                f" got {density:g}; make a plan for this codec"
+            )
+
+
+def difference_of(schedule: str | Plan | None, policies: Mapping[str, Policy]) -> str | None:
+    """Return a sentence if a plan was made for another codec than those of the policies.
+
+    Args:
+        schedule: the argument ``schedule`` of a compressor.
+        policies: its own policies.
+    """
+    if not isinstance(schedule, Plan):
+        return None
+    named = [policies[name].codec for name in schedule.densities() if name in policies]
+    codecs = dict.fromkeys(repr(codec) for codec in named if codec is not None)
+    known = {*codecs, *([ASSUMED_CODEC] if repr(recommended_codec()) in codecs else [])}
+    if not codecs or schedule.codec in known:
+        return None
+    return (
+        f"the plan was made for {schedule.codec}, and this compressor has {', '.join(codecs)}; its"
+        " messages may not be the best ones"
+    )
 
 
 def assign_to_buckets(sizes: Sequence[int], bucket_bytes: int) -> list[list[int]]:

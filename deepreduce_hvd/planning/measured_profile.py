@@ -29,16 +29,20 @@ class Costs(NamedTuple):
         steps = max(steps, 1)  # it may have had no gradient
         return cls(encode / steps, decode / steps, slot.payload_bytes)
 
-    def points(self, codec, growth=None):
+    def points(self, codec, growth=None, share=None):
         """Return the (density, bytes) pairs that are known of payloads of ``codec``.
 
         Args:
             codec: the codec.
             growth: None, or (density, bytes / bytes at the codec's own density) pairs.
+            share: share of the elements that the last payload has, for a codec without a ratio;
+                None if it is not known.
         """
-        ratio = layout.ratio_of(codec)
-        if ratio is None or self.payload is None:
+        if self.payload is None:
             return ()
+        ratio = layout.ratio_of(codec)
+        if ratio is None:
+            return ((share, self.payload),) if share else ()
         return tuple((at, factor * self.payload) for at, factor in growth or ((ratio, 1.0),))
 
 
@@ -56,7 +60,8 @@ def measured_profile(policies, times, slots, ranks, costs=None, growth=None, **m
         measured: what else was measured, as arguments of ``Profile``.
 
     Raises:
-        InvalidArgumentError: no step with a compressed gradient is complete yet.
+        InvalidArgumentError: no step with a compressed gradient is complete yet, or the codecs have
+            different ratios.
     """
     costs = costs or {
         name: Costs.of_steps(total, (0.0, 0.0, 0), slots[name])
@@ -67,18 +72,39 @@ def measured_profile(policies, times, slots, ranks, costs=None, growth=None, **m
         raise InvalidArgumentError(
             "profile: expected some complete steps with compressed gradients, got none"
         )
-    codec = policies[names[0]].codec
+    codecs = [policies[name].codec for name in names]
+    ratio = _expect_one_ratio(codecs)
+    shares, density = dict.fromkeys(names), ratio
+    if ratio is None:
+        sent = {name: slots[name].statistics()["sent_values"] for name in names}
+        shares = {name: sent[name] / elements[name] for name in names}
+        density = sum(sent.values()) / sum(elements[name] for name in names)
     parts = [
         Parameter(
             name, elements[name], max(ready[name], 0.0), costs[name].encode,
-            costs[name].decode / ranks, costs[name].points(policies[name].codec, growth),
+            costs[name].decode / ranks, costs[name].points(codec, growth, shares[name]),
         )
-        for name in names
+        for name, codec in zip(names, codecs)
     ]  # fmt: skip
     return Profile(
-        tuple(parts), times.rest, hosts=ranks, codec=repr(codec),
-        density=layout.ratio_of(codec) or 1.0, **measured,
+        tuple(parts), times.rest, hosts=ranks, codec=repr(codecs[0]), density=density or 1.0,
+        **measured,
     )  # fmt: skip
+
+
+def _expect_one_ratio(codecs):
+    """Return the ratio of codecs, or None if they have none.
+
+    Raises:
+        InvalidArgumentError: they have different ratios, while a profile has one density.
+    """
+    ratios = {layout.ratio_of(codec) for codec in codecs}
+    if len(ratios) > 1 or (ratios == {None} and len(set(codecs)) > 1):
+        raise InvalidArgumentError(
+            "profile: expected compressed gradients of one density, got the codecs"
+            f" {', '.join(map(repr, dict.fromkeys(codecs)))}; measure a job with one of them"
+        )
+    return ratios.pop()
 
 
 def profiled(policies, times, slots):

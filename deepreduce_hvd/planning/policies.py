@@ -71,7 +71,8 @@ class Policy:
         way: "codec": compressed. "dense": uncompressed, through Horovod's own allreduce. "fp16":
             the same, converted to float16.
         codec: the codec, if ``way`` is "codec"; otherwise None.
-        memory: the memory; :class:`NoMemory` unless ``way`` is "codec".
+        memory: the memory. If ``way`` is not "codec", it is that of the parameter's codec where a
+            plan chose the way, and otherwise :class:`NoMemory`.
     """
 
     way: str

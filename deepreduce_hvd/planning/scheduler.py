@@ -2,12 +2,13 @@
 
 The steps of a job go through these phases, the same on all ranks:
 
-1. *warm-up*: until the density of the sparsifiers no longer falls.
+1. *warm-up*: until the density of the sparsifiers no longer falls, and until no other compressor of
+   the process tries plans.
 2. *profile*: some steps are timed. Then collectives of several sizes are timed between two steps.
 3. *trial*: rank 0 makes plans from the measurements of all ranks. The plans take turns of some
    steps each, and slow ones drop out (:mod:`deepreduce_hvd.planning.race`).
 4. *watch*: the plan with the shortest measured steps is used. Everything is measured again when the
-   step time changes much, or after a long time.
+   step time changes much, or after a long time, but not while another compressor tries plans.
 
 All decisions are made from numbers that all ranks have exchanged, so all ranks make the same ones
 at the same step. Any plan gives correct sums, so training goes on in all phases.
@@ -20,8 +21,8 @@ import time
 import numpy as np
 
 from deepreduce_hvd.communicators import wire
-from deepreduce_hvd.errors import PeerFailedError
-from deepreduce_hvd.planning import layout
+from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
+from deepreduce_hvd.planning import layout, one_race
 from deepreduce_hvd.planning.figures import Figures
 from deepreduce_hvd.planning.measured_profile import (
     Costs,
@@ -41,7 +42,6 @@ from deepreduce_hvd.planning.trials import (
     Trial,
     expect_one_way,
     fitted_to_step,
-    in_words,
     plans_to_try,
     send_alike,
 )
@@ -54,6 +54,8 @@ _PROFILE_STEPS = 6
 #: Steps per turn, and how many of its first step times are ignored: the first one belongs to the
 #: step before the turn, and the second includes messages that are new to Horovod.
 _TURN_STEPS, _UNTIMED = 6, 2
+#: A compressor waits for so many of its steps at most while another one tries its plans.
+_MOST_WAITING = 1000
 #: minimum steps, and minimum seconds, between two comparisons with the expected step time
 _WINDOW, _WINDOW_SECONDS = 12, 1.0
 #: Everything is measured again when two comparisons in a row differ by more than this ratio. Each
@@ -104,13 +106,17 @@ class Scheduler:
         self.trials = []
         self._measured = {}
         self._costs = self._curve = self._fitted = None
+        self._totals = None  # those at the end of the warm-up
         self._figures = Figures(self._compressor)
         self._different, self._differing = _DIFFERENT, 0
+        self._waited = 0  # steps in which another compressor tried plans
+        one_race.give_back(self)
         self._begin(self._warm_up, _COLD_STEPS)
 
     def _begin(self, phase, steps):
         """Begin a phase of ``steps`` steps; ``phase`` is called at the end of each step."""
         self._phase, self._left, self._seconds = phase, steps, []
+        self._since = one_race.steps()
 
     # --- what the adapter calls ---
 
@@ -123,8 +129,11 @@ class Scheduler:
 
         The layout of the next step may be another one after this.
         """
+        if self._totals is None and self._is_warm(slots):
+            self._totals = totals(slots)
         if self._schedule != "auto" or transport.size == 1:
             return
+        one_race.step_ends(self)
         if self._times.seconds is not None:
             self._seconds.append(self._times.seconds)
         self._left -= 1
@@ -144,7 +153,7 @@ class Scheduler:
         if self.layout.plan is None:
             return ["Schedule: no plan yet, buckets."]
         trial = ", on trial" if self.is_trying else ""
-        found = [f"Schedule{trial}: {in_words(self.layout.plan)}."]
+        found = [f"Schedule{trial}: {self.layout.plan.in_words()}.", *self.layout.notes()]
         if self.trials:
             tried = ", ".join(
                 f"{one.rule} {1e3 * one.measured:.1f} ms ({1e3 * one.predicted:.1f} predicted)"
@@ -156,14 +165,29 @@ class Scheduler:
     # --- phases ---
 
     def _warm_up(self, transport, slots):
-        steps = max((slot.steps for slot in slots.values()), default=0)
-        codecs = {one.codec for one in self._base.policies.values() if one.codec is not None}
-        if self._left <= 0 and steps >= max(
-            (codec.sparsifier.schedule_steps for codec in codecs), default=0
-        ):
+        if self._left <= 0 and self._is_warm(slots):
+            # Ranks may take the steps of several compressors in other orders, so they have to
+            # agree. A compressor whose steps compress nothing never ends its measurements.
+            if self._waited < _MOST_WAITING and self._is_busy(transport):
+                self._waited += _WINDOW
+                self._begin(self._warm_up, _WINDOW)
+                return
             self._begin_profile(slots)
 
+    def _is_busy(self, transport):
+        """Return whether another compressor tries plans, on any rank."""
+        self._figures.call_ranks(transport)
+        return self._figures.slowest(transport, [float(one_race.is_busy(self, self._since))]) != [
+            0.0
+        ]
+
+    def _is_warm(self, slots):
+        """Return whether the density of the sparsifiers no longer falls."""
+        steps = max((slot.steps for slot in slots.values()), default=0)
+        return steps >= max(map(_warm_up_of, self._base.policies.values()), default=0)
+
     def _begin_profile(self, slots):
+        one_race.take(self)
         self._totals = totals(slots)
         self._begin(self._profile, _PROFILE_STEPS)
 
@@ -173,10 +197,7 @@ class Scheduler:
         if not self._profiled(slots):  # with several optimizers, a step may compress nothing
             self._begin_profile(slots)
             return
-        self._costs = {
-            name: Costs.of_steps(ends, self._totals[name], slots[name])
-            for name, ends in totals(slots).items()
-        }
+        self._costs = self._costs_since_warm_up(slots)
         self._measure_and_plan(transport, slots)
 
     def _measure_and_plan(self, transport, slots):
@@ -189,7 +210,7 @@ class Scheduler:
             "gather_overlap": gather_overlap(self._figures, transport),
             **self._measured_costs(slots),
         }
-        own = self.profile(slots, transport.size)
+        own = self._current_profile(slots, transport.size)
         profiles = self._figures.gathered(transport, own.to_json().encode())
         found = failure = None
         if transport.rank == 0:
@@ -204,7 +225,8 @@ class Scheduler:
                 if self._fitted is None:  # the steps so far used buckets
                     self._fitted = fitted_to_step(merged, seconds, self._buckets())
                 merged = dataclasses.replace(merged, **self._fitted)
-                plans = plans_to_try(merged, communicators, self._buckets())
+                ways = layout.ways_of(self._base.policies)
+                plans = plans_to_try(merged, communicators, self._buckets(), ways)
                 found = json.dumps([self._fitted, plans]).encode()
             except Exception as error:  # tell the other ranks, or they would wait
                 found, failure = json.dumps(wire.describe(error)).encode(), error
@@ -235,8 +257,9 @@ class Scheduler:
         if self._left > 0:
             return
         self._figures.call_ranks(transport)
-        timed = self._seconds[_UNTIMED:]
-        mean, median = self._figures.slowest(transport, [np.mean(timed), np.median(timed)])
+        # without the longest one, which may contain an evaluation or a checkpoint
+        timed = sorted(self._seconds[_UNTIMED:])
+        mean, median = self._figures.slowest(transport, [np.mean(timed[:-1]), np.median(timed)])
         self._medians.setdefault(self._race.current, []).append(median)
         self._race.turn_ends(mean)
         elements = elements_of(slots)
@@ -263,7 +286,8 @@ class Scheduler:
             max(seconds - fastest, 0) for turns in self._race.blocks for seconds in turns
         )
         self._until_rest_ends = _REST * (self._planning_seconds + lost) / fastest
-        self._differing = 0
+        self._differing = self._waited = 0
+        one_race.give_back(self)
         self._begin_window()
 
     def _begin_window(self):
@@ -274,12 +298,20 @@ class Scheduler:
         if self._left > 0:
             return
         self._figures.call_ranks(transport)
-        (measured,) = self._figures.slowest(transport, [np.median(self._seconds[1:])])
+        busy = float(self._waited < _MOST_WAITING and one_race.is_busy(self, self._since))
+        measured, busy = self._figures.slowest(transport, [np.median(self._seconds[1:]), busy])
+        self._until_rest_ends -= self._window
+        if busy:  # the trials of another compressor change these steps
+            self._waited += self._window
+            self._differing = 0
+            self._begin_window()
+            return
+        self._waited = 0
         differs = _ratio(measured, self._expected) > self._different
         self._differing = self._differing + 1 if differs else 0
-        self._until_rest_ends -= self._window
         due = self._differing >= 2 or self._until_rest_ends <= 0
         if due and self._profiled(slots):
+            one_race.take(self)
             self._measure_and_plan(transport, slots)
         else:
             self._begin_window()
@@ -296,15 +328,39 @@ class Scheduler:
 
         Raises:
             InvalidArgumentError: the job has a fixed plan, whose steps do not show what the other
-                ways of its gradients cost; or no step with a compressed gradient is complete yet.
+                ways of its gradients cost; no step with a compressed gradient is complete yet; the
+                density still falls, so that payloads are larger than they will be; or the codecs
+                have different ratios.
         """
         if isinstance(self._schedule, Plan):
             expect_one_way(self._schedule)
+        for name in self._profiled(slots):
+            steps, warm_up = slots[name].steps, _warm_up_of(self._base.policies[name])
+            if steps <= warm_up:
+                raise InvalidArgumentError(
+                    f"profile: expected steps after the warm-up of {warm_up} steps, got step"
+                    f" {steps} for {name}"
+                )
+        return self._current_profile(slots, ranks)
+
+    def _current_profile(self, slots, ranks):
         if not self._measured:
             self._measured = self._measured_costs(slots)
         return measured_profile(
-            self._base.policies, self._times, slots, ranks, self._costs, **self._measured
+            self._base.policies,
+            self._times,
+            slots,
+            ranks,
+            self._costs or self._costs_since_warm_up(slots),
+            **self._measured,
         )
+
+    def _costs_since_warm_up(self, slots):
+        """Return {parameter name: Costs}, or None if no step is over since the warm-up."""
+        ends, before = totals(slots), self._totals
+        if before is None or ends == before:
+            return None
+        return {name: Costs.of_steps(ends[name], before[name], slots[name]) for name in ends}
 
     def _profiled(self, slots):
         """Return the names of the parameters that the last complete step compressed."""
@@ -327,6 +383,11 @@ class Scheduler:
 
     def _device_of(self, slot):
         return "cpu" if self._on_host else slot.parameter.device
+
+
+def _warm_up_of(policy):
+    """Return the number of steps in which the density of a policy changes."""
+    return 0 if policy.codec is None else policy.codec.sparsifier.schedule_steps
 
 
 def _ratio(one, other):

@@ -69,8 +69,12 @@ class StepTimes:
         self._events = collections.deque(maxlen=_MOST_EVENTS)
 
     def gradients(self, names, label, started, ended):
-        """Record gradients that arrived together and were processed until ``ended``."""
+        """Record gradients that arrived together and were processed until ``ended``.
+
+        The first gradient of a step may arrive a little before the step is recorded to begin.
+        """
         if self._begun is not None:
+            started = max(started, self._begun)
             self._ready.update(dict.fromkeys(names, started - self._begun - self._own))
             self._own += ended - started
             self._events.append((COMPUTE, "encode", label, started, ended))

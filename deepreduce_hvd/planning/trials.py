@@ -4,7 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
+from deepreduce_hvd.schedule.dag import CODEC, WAYS
 from deepreduce_hvd.schedule.density import largest_good
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.optimum import optimal_plan
@@ -13,8 +13,6 @@ from deepreduce_hvd.schedule.rules import predict
 
 #: rules whose messages are tried, see :data:`deepreduce_hvd.schedule.rules.RULES`
 _RULES = ("plan", "codec", "buckets", "dense", "fp16")
-#: how a number of parameters is sent, in words
-_WORDS = {CODEC: "compressed", DENSE: "uncompressed", FP16: "as float16"}
 
 
 class Trial(NamedTuple):
@@ -34,7 +32,7 @@ class Trial(NamedTuple):
     kept: float
 
 
-def plans_to_try(profile, communicators, buckets=None):
+def plans_to_try(profile, communicators, buckets=None, ways=WAYS):
     """Return [(rule, plan as JSON)] for the rules to try, those without a codec last.
 
     Plans that send every gradient in the same way, and in the same messages where it is encoded,
@@ -46,12 +44,18 @@ def plans_to_try(profile, communicators, buckets=None):
         communicators: names of those that plans may use.
         buckets: names of the parameters that share a message, for each message, if something else
             decides that, as PyTorch's DDP does. None if plans decide.
+        ways: the ways in which plans may send gradients, see
+            :func:`~deepreduce_hvd.planning.layout.ways_of`.
     """
     network, profile, groups = _network_of(profile, buckets)
     plans: list[tuple[str, Plan]] = []
     for rule in _RULES:
+        if rule in WAYS and rule not in ways:
+            continue
         if rule == "plan":
-            found = optimal_plan(profile, network, communicators=communicators, groups=groups)
+            found = optimal_plan(
+                profile, network, ways=ways, communicators=communicators, groups=groups
+            )
         else:
             messages = predict(rule, profile, network, groups=groups)[1]
             found = Plan.of(profile, network, messages)
@@ -142,21 +146,6 @@ def expect_one_way(plan):
     if len(ways) > 1 or not all(communicator == "Allgather" for *_, communicator in ways):
         raise InvalidArgumentError(
             "profile: expected a job that compresses all of its gradients alike and exchanges them"
-            f" by Allgather, got one with the plan of {in_words(plan)}; measure without schedule=,"
+            f" by Allgather, got one with the plan of {plan.in_words()}; measure without schedule=,"
             " or with schedule='auto'"
         )
-
-
-def in_words(plan):
-    """Return how many parameters are sent in which way."""
-    parts: list[str] = []
-    for way, words in _WORDS.items():
-        own = [message for message in plan.messages if message.way == way]
-        if not own:
-            continue
-        parameters = sum(len(message.members) for message in own)
-        noun = "" if parts else " parameter" if parameters == 1 else " parameters"
-        parts.append(f"{parameters}{noun} {words}")
-        if way == CODEC:
-            parts[-1] += f" in {len(own)} message{'' if len(own) == 1 else 's'}"
-    return ", ".join(parts)

@@ -1,6 +1,8 @@
 """Checks of values from files. Errors name the place, the expected and the actual value."""
 
 import json
+import os
+import pathlib
 import reprlib
 import sys
 from collections.abc import Iterable
@@ -76,12 +78,29 @@ def pairs_of(row: dict[str, Any], key: str, where: str) -> tuple[tuple[float, fl
     return tuple((float(first), float(second)) for first, second in pairs)
 
 
-def parsed(text: str, kind: str, version: int, where: str) -> dict[str, Any]:
-    """Return the object of a JSON text with the given format and version."""
+def text_of_file(path: str | os.PathLike[str], where: str) -> str:
+    """Return the text of a UTF-8 file, without a byte order mark."""
     try:
-        data = json.loads(text)
+        return pathlib.Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"{where}: expected text in UTF-8, got {error}") from error
+
+
+def json_of(text: str, where: str) -> Any:
+    """Return the value of a JSON text."""
+    try:
+        return json.loads(text)
     except ValueError as error:
         raise InvalidArgumentError(f"{where}: expected JSON, got {error}") from error
+    except RecursionError as error:
+        raise InvalidArgumentError(
+            f"{where}: expected JSON, got lists or objects that are nested too deeply"
+        ) from error
+
+
+def parsed(text: str, kind: str, version: int, where: str) -> dict[str, Any]:
+    """Return the object of a JSON text with the given format and version."""
+    data = json_of(text, where)
     expect(isinstance(data, dict), where, "a JSON object", type(data).__name__)
     expect(data.get("format") == kind, f"{where} format", repr(kind), repr(data.get("format")))
     expect(data.get("version") == version, f"{where} version", version, data.get("version"))

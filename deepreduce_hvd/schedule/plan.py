@@ -18,10 +18,13 @@ from deepreduce_hvd.schedule.fields import (
     number_of,
     parsed,
     text_of,
+    text_of_file,
 )
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.profile import Profile
 
+#: how a number of parameters is sent, in words
+_WORDS = {dag.CODEC: "compressed", dag.DENSE: "uncompressed", dag.FP16: "as float16"}
 FORMAT, VERSION = "deepreduce_hvd plan", 1
 #: the communicators that sum exactly what every rank sends
 COMMUNICATORS = tuple(EXACT_SUMS)
@@ -94,6 +97,34 @@ class Plan:
         """
         return kept_share(self.messages, {part.name: part.elements for part in profile.parameters})
 
+    def in_words(self) -> str:
+        """Return how many parameters are sent in which way, and at which densities."""
+        parts: list[str] = []
+        for way, words in _WORDS.items():
+            own = [message for message in self.messages if message.way == way]
+            if not own:
+                continue
+            parameters = sum(len(message.members) for message in own)
+            noun = "" if parts else " parameter" if parameters == 1 else " parameters"
+            parts.append(f"{parameters}{noun} {words}")
+            if way == dag.CODEC:
+                shares = sorted({f"{one:.3g}" for one in self.densities().values()}, key=float)
+                parts[-1] += (
+                    f" in {len(own)} message{'' if len(own) == 1 else 's'} at"
+                    f" {'a density' if len(shares) == 1 else 'densities'} of"
+                    f" {' to '.join(dict.fromkeys((shares[0], shares[-1])))}"
+                )
+        return ", ".join(parts) or "no messages"
+
+    def densities(self) -> dict[str, float]:
+        """Return {parameter name: share of its elements that is sent} of the encoded messages."""
+        return {
+            name: message.density
+            for message in self.messages
+            if message.density is not None
+            for name in message.members
+        }
+
     def to_json(self) -> str:
         """Return the plan as JSON text; equal plans give equal text."""
         data = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
@@ -148,7 +179,7 @@ class Plan:
         Raises:
             InvalidArgumentError: the file is not a plan of this version.
         """
-        return cls.from_json(pathlib.Path(path).read_text())
+        return cls.from_json(text_of_file(path, "plan"))
 
 
 def _message(row: Any) -> Message:

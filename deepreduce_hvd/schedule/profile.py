@@ -16,17 +16,21 @@ from deepreduce_hvd.schedule.fields import (
     expect,
     expect_keys,
     integer_of,
+    json_of,
     list_of,
     number_of,
     pairs_of,
     parsed,
     text_of,
+    text_of_file,
 )
 from deepreduce_hvd.schedule.links import Link
 from deepreduce_hvd.schedule.parameter import DEFAULT_DENSITY, Parameter, parameter_of
 from deepreduce_hvd.schedule.tables import Fit, Table
 
 FORMAT, VERSION = "deepreduce_hvd profile", 1
+#: the codec for which payloads are estimated if nothing else is known
+ASSUMED_CODEC = "the default codec"
 _TABLES = ("allgather", "allreduce", "allreduce_fp16")
 #: seconds per element
 _PER_ELEMENT = ("to_fp16_seconds", "from_fp16_seconds", "seconds_per_kept_element")
@@ -65,7 +69,7 @@ class Profile:
     update_seconds: float = 0.0
     hosts: int = 1
     ranks_per_host: int = 1
-    codec: str = "the default codec"
+    codec: str = ASSUMED_CODEC
     density: float = DEFAULT_DENSITY
     allgather: Table | None = None
     allreduce: Table | None = None
@@ -209,7 +213,7 @@ class Profile:
         Raises:
             InvalidArgumentError: the file is neither.
         """
-        text = pathlib.Path(path).read_text()
+        text = text_of_file(path, "profile")
         if text.lstrip()[:1] == "{" and '"format"' in text:
             return cls.from_json(text)
         return layer_times(text)
@@ -329,14 +333,12 @@ def layer_times(text: str) -> Profile:
     >>> layer_times("name,elements,backward_seconds\\nfirst,10,2\\nlast,5,1\\n").parameters[0].name
     'last'
     """
+    text = text.removeprefix("\ufeff")  # a byte order mark, which some programs write
     if text.lstrip()[:1] in ("[", "{"):
-        try:
-            rows = json.loads(text)
-        except ValueError as error:
-            raise InvalidArgumentError(f"layer times: expected JSON, got {error}") from error
+        rows = json_of(text, "layer times")
         expect(isinstance(rows, list), "layer times", "a list of objects", type(rows).__name__)
     else:
-        lines = io.StringIO(text.removeprefix("\ufeff"))
+        lines = io.StringIO(text)
         reader = csv.DictReader(lines, restkey="columns without a name", skipinitialspace=True)
         try:
             rows = [_numbers(row) for row in reader]

@@ -18,7 +18,7 @@ from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.tensorflow.agreement import Agreement
-from deepreduce_hvd.tensorflow.auto_schedule import AutoSchedule, lasting_policies
+from deepreduce_hvd.tensorflow.auto_schedule import AutoSchedule, lasting_layout
 from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
 from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
@@ -65,8 +65,12 @@ class Adapter(BaseAdapter):
                 " stats() with tf.summary"
             )
         super().__init__(compressor, HorovodTransport(compressor.process_set))
+        self.warn_of_plan()
+        self._layout_notes = []
         if isinstance(compressor.schedule, Plan):  # Horovod decides on messages (message_groups)
-            compressor.policies = lasting_policies(compressor)
+            planned = lasting_layout(compressor)
+            compressor.policies = planned.policies
+            self._layout_notes = [f"Schedule: {compressor.schedule.in_words()}.", *planned.notes()]
         self.device_path = DevicePath(compressor)
         self.host_path = HostPath(compressor)
         self.collectives = Collectives(compressor, self.process_set)
@@ -136,7 +140,7 @@ class Adapter(BaseAdapter):
 
     def schedule_notes(self):
         """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""
-        return [] if self.auto is None else self.auto.scheduler.notes()
+        return self._layout_notes if self.auto is None else self.auto.scheduler.notes()
 
     def _expect_auto(self, what):
         if self.auto is None:

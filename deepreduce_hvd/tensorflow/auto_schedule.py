@@ -1,5 +1,6 @@
 """Plans on TensorFlow: ``schedule="auto"``, and a plan that never changes."""
 
+import dataclasses
 import os
 import time
 
@@ -13,7 +14,7 @@ from deepreduce_hvd.planning.scheduler import Scheduler
 from deepreduce_hvd.planning.step_times import StepTimes
 from deepreduce_hvd.schedule.dag import THREADS
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
-from deepreduce_hvd.tensorflow.ways import COUNT, DONE, ENCODED, READY, Undecided
+from deepreduce_hvd.tensorflow.ways import COUNT, DONE, ENCODED, READY, Undecided, in_range
 
 #: where the seconds of encoding and of decoding are beside a slot's moments
 _ENCODE, _DECODE = 4, 5
@@ -153,24 +154,30 @@ class AutoSchedule:
             times.result(name, came, moments[DONE], THREADS)
 
 
-def lasting_policies(compressor):
-    """Return {parameter name: policy} of a compressor whose plan never changes.
+def lasting_layout(compressor):
+    """Return the layout of a compressor whose plan never changes.
 
     What such a plan sends uncompressed needs no memory.
     """
     planned = layout.of_plan(compressor.policies, compressor.fingerprint, compressor.schedule)
-    return {
+    policies = {
         name: Policy(policy.way) if policy.dense else policy
         for name, policy in planned.policies.items()
     }
+    return dataclasses.replace(planned, policies=policies)
 
 
 def _time_fp16(count, device):
-    """Return the seconds of converting ``count`` elements to float16, and of converting back."""
+    """Return the seconds of converting ``count`` elements to float16, and of converting back.
+
+    Converting includes the residual, which takes most of the time.
+    """
     with tf.device("CPU:0"):
-        gradient = tf.zeros(count)
+        gradient, residual = tf.zeros(count), tf.zeros(count)
         started = time.perf_counter()
-        half = tf.cast(gradient, tf.float16)
+        total = gradient + residual
+        half = in_range(total, tf.float16, 2)
+        _ = tf.reduce_all(tf.math.is_finite(total)), total - tf.cast(half, tf.float32)
         between = time.perf_counter()
         tf.cast(half, tf.float32)
     return between - started, time.perf_counter() - between

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.numerics.float16 import limit_of, unit_of
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
 from deepreduce_hvd.tensorflow.graph import after, time_after
 from deepreduce_hvd.tensorflow.groups import GradientGroup, Pending
@@ -19,6 +20,8 @@ from deepreduce_hvd.tensorflow.variables import arguments_of_reduction, reduces_
 
 #: the branches of a graph, in the order of their numbers in :attr:`Choice.way`
 _WAYS = (CODEC, DENSE, FP16)
+#: for numbers of ranks
+_POWERS = [1 << bits for bits in range(31)]
 #: what :attr:`Choice.moments` contains
 READY, ENCODED, DONE, COUNT = range(4)
 
@@ -145,11 +148,10 @@ class Undecided(Pending):
         return result, encoded
 
     def _uncompressed(self):
-        limit = self._limit() if self.dtype == tf.float16 else None
-        return self._reduced(self._with_memory(limit), DENSE)
+        return self._reduced(self._with_memory(self._dtype), DENSE)
 
     def _halved(self):
-        return self._reduced(tf.cast(self._with_memory(self._limit()), tf.float16), FP16)
+        return self._reduced(self._with_memory(tf.float16), FP16)
 
     def _reduced(self, sent, way):
         encoded = time_after(sent)
@@ -160,39 +162,55 @@ class Undecided(Pending):
             )
         return tf.cast(tf.reshape(reduced, self.shape), self.dtype), encoded
 
-    def _limit(self):
-        """Return a number whose sum over all ranks, rounded, is in the range of float16."""
-        size = tf.cast(self._collectives.size, self._dtype)
-        # each addend and each sum may be rounded up by a factor of 1 + 2^-11
-        return tf.float16.max / (size * (1 + size * 2**-11))
+    def _with_memory(self, message):
+        """Return what to send for the gradient and the residual, (d,).
 
-    def _with_memory(self, limit):
-        """Return the gradient plus the residual, (d,), and leave zeros as the residual.
+        The residual keeps what the message cannot carry: what float16 rounds, and what would exceed
+        its range in the sum over all ranks. It stays as it is if the gradient has NaN or Inf, which
+        is then sent alone.
 
         Args:
-            limit: largest magnitude to send, or None. The residual keeps what exceeds it. It also
-                stays where the gradient alone exceeds it or is not finite.
+            message: dtype of the message.
         """
         remembers = self.slot.choice.remembers
         own = tf.reshape(tf.cast(self.gradient, self._dtype), [-1])
         if not self.slot.state:
-            return own
+            return tf.cast(own, message)
         (residual,) = self.slot.state  # only Residual, see planning/layout.py
 
         def added():
             kept = tf.cast(residual.read_value(), own.dtype)
             total = own + kept
-            if limit is None:
-                sent, left = total, tf.where(tf.math.is_finite(own), tf.zeros_like(kept), kept)
-            else:
-                fits = tf.abs(own) <= limit
-                sent = tf.where(fits, tf.clip_by_value(total, -limit, limit), own)
-                left = tf.where(fits, total - sent, kept)
+            finite = tf.reduce_all(tf.math.is_finite(total))
+            sent, left, empty = total, tf.zeros_like(kept), True
+            if tf.float16 in (message, self.dtype):
+                sent = in_range(total, message, self._collectives.size)
+                left, empty = total - tf.cast(sent, total.dtype), False
             updates = [
-                residual.assign(tf.cast(left, tf.float32)),
-                remembers.assign(tf.reduce_any(tf.not_equal(left, 0))),
+                residual.assign(tf.cast(tf.where(finite, left, kept), tf.float32)),
+                remembers.assign(tf.logical_not(finite) if empty else True),
             ]
             with after(updates):
-                return tf.identity(sent)
+                return tf.where(finite, sent, tf.cast(own, message))
 
+        if message == tf.float16:  # float16 always rounds
+            return added()
         return tf.cond(remembers.read_value(), added, lambda: own)
+
+
+def in_range(total, dtype, size):
+    """Return ``total`` as ``dtype``, such that sums over all ranks are in the range of float16.
+
+    Args:
+        total: (d,) numbers of float32 or float64.
+        dtype: dtype of the message. Horovod divides sums of float16 as float16.
+        size: number of ranks, an integer or an int32 tensor.
+    """
+    count = tf.cast(size, total.dtype)
+    limit = limit_of(count)
+    if dtype == tf.float16:
+        powers = tf.constant(_POWERS, total.dtype)
+        power = tf.reduce_min(tf.where(powers >= count, powers, powers[-1]))
+        unit = unit_of(count, power)
+        total = tf.round(total / unit) * unit
+    return tf.cast(tf.clip_by_value(total, -limit, limit), dtype)

@@ -14,7 +14,6 @@ from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.torch import results, unnamed
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
 from deepreduce_hvd.torch.caller import DIRECT, current_caller
@@ -24,7 +23,7 @@ from deepreduce_hvd.torch.exchanges import Exchanges
 from deepreduce_hvd.torch.host import HostPath
 from deepreduce_hvd.torch.optimizer_steps import OptimizerSteps
 from deepreduce_hvd.torch.parameters import Parameters, make_slots
-from deepreduce_hvd.torch.pending import Pending, as_reduced
+from deepreduce_hvd.torch.pending import Pending, as_reduced, reduced_dtype
 from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.references import Kept, Probes
 from deepreduce_hvd.torch.transport import HorovodTransport
@@ -108,8 +107,12 @@ class Adapter(TorchAdapter):
         slot.steps += 1
         made, slot.made = slot.made, False
         if slot.dense:
-            summed = slot.with_memory(tensor, made, step.loss_scale, self.transport.size)
-            reduced = as_reduced(summed, slot.policy.way)
+            way = slot.policy.way
+            summed = slot.with_memory(
+                tensor, made, step.loss_scale, self.transport.size,
+                reduced_dtype(tensor.dtype, way), divides=True,
+            )  # fmt: skip
+            reduced = as_reduced(summed, way)
             slot.count_dense(tensor, reduced)
             kept = Kept(reduced)
             kept.hold()
@@ -206,7 +209,7 @@ class Adapter(TorchAdapter):
         like = results.layout_for(gradient, slot.parameter, pending.made)
         if tensor.dtype != gradient.dtype or tensor.stride() != like.stride():
             result = pending.memory_for_result(tensor).copy_(tensor)
-        if pending.way == FP16:  # its largest number is 65504
+        if pending.may_overflow:
             self._look_at(pending.optimizer_step, tensor, slot.name)
         elif pending.optimizer_step.loss_scale is not None:
             self._look_at(pending.optimizer_step, result)

@@ -30,6 +30,7 @@ class TorchAdapter(BaseAdapter):
         self.scheduler = Scheduler(compressor, self.times, time_fp16, buckets, on_host)
         self.layout = self.scheduler.layout
         self._warned = set()
+        self.warn_of_plan()
         if WHY_NO_OPERATORS is not None:
             self._warn_once(
                 "operators",

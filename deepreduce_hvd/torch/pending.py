@@ -6,6 +6,7 @@ import torch
 
 from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.torch import results
+from deepreduce_hvd.torch.with_residual import add_residual
 
 
 class Pending:
@@ -15,7 +16,8 @@ class Pending:
         slot: slot of its parameter.
         gradient: the tensor that Horovod gave to compress.
         made: whether backward made the gradient.
-        way: how its gradient is sent, as in :class:`~deepreduce_hvd.planning.policies.Policy`.
+        may_overflow: whether its sum needs a look, because it is a sum of float16 or took a
+            residual along.
         optimizer_step: its :class:`~deepreduce_hvd.torch.optimizer_steps.OptimizerStep`.
         kept: the :class:`~deepreduce_hvd.torch.references.Kept` tensor that Horovod reduces.
         flight: its :class:`~deepreduce_hvd.torch.optimizer_steps.Flight`, or None if it is not
@@ -26,7 +28,8 @@ class Pending:
         self.slot = slot
         self.gradient = gradient
         self.made = made
-        self.way = slot.policy.way  # the next step may have another one
+        # the next step may send it in another way
+        self.may_overflow = slot.policy.way == FP16 or (slot.dense and slot.changes)
         self.optimizer_step = step
         self.kept = kept
         self.flight = flight
@@ -41,23 +44,32 @@ class Pending:
         return results.memory_for(self.gradient, self.slot.parameter, self.made, in_place)
 
 
+def reduced_dtype(dtype, way):
+    """Return the dtype in which Horovod reduces an uncompressed gradient of ``dtype``.
+
+    Horovod's allreduce has no bfloat16 on the host.
+    """
+    if way == FP16:
+        return torch.float16
+    return torch.float32 if dtype == torch.bfloat16 else dtype
+
+
 def as_reduced(gradient, way):
     """Return the tensor of an uncompressed gradient that Horovod reduces.
 
-    Horovod's allreduce needs contiguous tensors and has no bfloat16 on the host.
+    Horovod's allreduce needs contiguous tensors.
     """
-    if way == FP16:
-        gradient = gradient.half()
-    elif gradient.dtype == torch.bfloat16:
-        gradient = gradient.float()
-    return gradient.contiguous()
+    return gradient.to(reduced_dtype(gradient.dtype, way)).contiguous()
 
 
 def time_fp16(count, device):
-    """Return the seconds of converting ``count`` elements to float16, and of converting back."""
-    gradient = torch.zeros(count, device=device)
+    """Return the seconds of converting ``count`` elements to float16, and of converting back.
+
+    Converting includes the residual, which takes most of the time.
+    """
+    gradient, residual = torch.zeros(2, count, device=device)
     started = time.perf_counter()
-    reduced = as_reduced(gradient, FP16)
+    reduced, _ = add_residual(gradient, residual, torch.float16, 2, True)
     between = time.perf_counter()
     gradient.copy_(reduced)
     if not reduced.is_cuda:

@@ -6,6 +6,8 @@ import torch
 from deepreduce_hvd import statistics
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.schedule.dag import FP16
+from deepreduce_hvd.torch.cuda.copies import CopiesToHost
+from deepreduce_hvd.torch.with_residual import add_residual
 
 
 class Slot:
@@ -32,6 +34,9 @@ class Slot:
         self.loss_scale = None
         #: whether the memory may be nonzero
         self.remembers = False
+        #: On a GPU, whether the last step emptied the memory: a flag that is on its way to the
+        #: host, and the handle of the copy. None if nothing is under way.
+        self._emptied = None
         #: whether the current step changes the memory, and the backup is from before this step
         self.changes = False
         #: whether a backward pass has made a gradient since the last step
@@ -90,7 +95,8 @@ class Slot:
 
     def back_up(self):
         """Note that this step changes the memory, and keep a copy if steps can become void."""
-        self.changes = self.remembers = True
+        self.changes = True
+        self._may_remember()
         for kept, part in zip(self.backup, self.state):
             kept.copy_(part)
 
@@ -99,9 +105,12 @@ class Slot:
         self.payload = None
         if not self.changes:
             return
-        self.remembers = True
+        self._may_remember()
         for kept, part in zip(self.backup, self.state):
             part.copy_(kept)
+
+    def _may_remember(self):
+        self.remembers, self._emptied = True, None
 
     def release(self):
         """Free the memory of a compressor that is closed."""
@@ -109,42 +118,49 @@ class Slot:
         self.state = self.backup = ()
         self.payload = None
 
-    def with_memory(self, gradient, made, loss_scale, size):
-        """Return a gradient plus the residual, and set the residual to zero.
+    def with_memory(self, gradient, made, loss_scale, size, dtype, divides):
+        """Return what to send for a gradient that is sent uncompressed.
 
-        Called for a parameter that was compressed before and is sent uncompressed now. If backward
-        did not make the gradient, so that it is zero, the residual stays. It also keeps what would
-        exceed the range of float16 in the sum over all ranks.
+        The residual is added, as long as there may be one. It keeps what the message cannot carry:
+        what float16 rounds, and what would exceed its range in the sum over all ranks. So as
+        float16, there is always one. The residual stays as it is if backward did not make the
+        gradient, so that it is zero, or if the gradient has NaN or Inf, which is then sent alone.
 
         Args:
             gradient: the gradient.
             made: whether backward made it.
             loss_scale: loss scale of this step, or None.
             size: number of ranks.
+            dtype: dtype of the message.
+            divides: whether the sum is divided as ``dtype``.
+
+        Returns:
+            The gradient itself, or a tensor of its shape with ``dtype``.
         """
         self.changes = False
         if not self.state:
             return gradient
         self.follow_loss_scale(loss_scale)
-        if not self.remembers or not (made or bool(gradient.any())):
+        if self._emptied is not None and self._emptied[1].query():
+            self.remembers, self._emptied = not bool(self._emptied[0]), None
+        if not self.remembers and self.policy.way != FP16:
             return gradient
+        if not (made or bool(gradient.any())):
+            return gradient
+        self.move_to(gradient.device)
+        under_way = self._emptied
         self.back_up()
-        self.remembers = False
         (residual,) = self.state  # only Residual, see planning/layout.py
-        own = gradient.detach().float()
-        kept = residual.to(gradient.device).view(gradient.shape)
-        total = own + kept
-        if gradient.dtype != torch.float16 and self.policy.way != FP16:
-            residual.zero_()
-            return total.to(gradient.dtype)
-        # each addend and each sum may be rounded up by a factor of 1 + 2^-11
-        limit = torch.finfo(torch.float16).max / (size * (1 + size * 2**-11))
-        # a gradient that itself exceeds the range, or is NaN, makes the step void
-        sent = torch.where(own.abs() <= limit, total.clamp(-limit, limit), own)
-        kept = torch.where(own.abs() <= limit, total - sent, kept)
-        self.remembers = bool(kept.any())
-        residual.view(gradient.shape).copy_(kept)
-        return sent.to(gradient.dtype)
+        sent, empty = add_residual(gradient, residual, dtype, size, divides)
+        if not isinstance(empty, torch.Tensor):
+            self.remembers = not empty
+        elif under_way is not None:  # a memory that was empty before this step still is
+            self._emptied = under_way
+        else:
+            copies = CopiesToHost()
+            stream = torch.cuda.current_stream(empty.device)
+            self._emptied = copies.start(empty, stream), copies
+        return sent
 
     def count_dense(self, tensor, reduced):
         self.dense_bytes = tensor.numel() * tensor.element_size()
@@ -211,7 +227,7 @@ class Slot:
 
     def set_memory(self, arrays):
         self.threshold.zero_()
-        self.remembers = True
+        self._may_remember()
         for kind, part in zip(self.state_names, self.state):
             loaded = torch.from_numpy(np.require(arrays[kind], requirements="W"))
             if _is_used(loaded) or _is_used(part):  # pages are allocated at the first write

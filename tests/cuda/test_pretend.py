@@ -89,6 +89,11 @@ def test_steps_and_groups(folder, script):
     assert done.returncode == 0 and done.stdout.count("as expected") == 2, done.stdout[-5000:]
 
 
+def test_uncompressed_messages_are_those_of_the_host(folder):
+    done = run(folder, HERE / "pretend" / "uncompressed.py")
+    assert done.returncode == 0 and "as expected" in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     "script", ["ddp.py", "ddp_device.py", "gpu_ddp.py gloo", "gpu_ddp.py nccl"]
 )

@@ -19,6 +19,7 @@ from random_plans import random_plan, takes_any_plan
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators import encoding_threads
+from deepreduce_hvd.planning import layout
 
 encoding_threads.FEWEST_ELEMENTS = 0  # the gradients of these programs are small
 
@@ -62,8 +63,9 @@ def planned(draw, network, codec, memory, communicator, options, hosts):
     )
     if not takes_any_plan(compressor) or draw.random() < 0.2:
         return None
-    names = [name for name, policy in compressor.policies.items() if not policy.dense]
-    return random_plan(draw, names, hosts)
+    codecs = {name: one.codec for name, one in compressor.policies.items() if not one.dense}
+    least = max(map(layout.ratio_of, codecs.values()), default=0.0)
+    return random_plan(draw, [*codecs], hosts, least=least)
 
 
 def run(seed):

@@ -8,6 +8,7 @@ import warnings
 import ddp_random
 import ddp_schedule
 import ddp_states
+import ddp_uncompressed
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -318,5 +319,5 @@ def scenario_many_random_programs(directory):
 
 
 if __name__ == "__main__":
-    main({**globals(), **vars(ddp_states), **vars(ddp_schedule)})
+    main({**globals(), **vars(ddp_states), **vars(ddp_schedule), **vars(ddp_uncompressed)})
     sys.exit()

@@ -96,7 +96,9 @@ def scenario_a_plan_that_sends_a_parameter_uncompressed_adds_its_residual_once(d
             mean = total / size
             found = dict(other.named_parameters())[name].grad
             torch.testing.assert_close(found, mean, rtol=near, atol=near * float(mean.abs().max()))
-            assert not planned.state_dict()["parameters"][name]["memory"]["residual"].any()
+            left = planned.state_dict()["parameters"][name]["memory"]["residual"].abs().max()
+            # float16 always rounds
+            assert left <= (1e-3 * mean.abs().max() if name == fp16 else 0.0), (name, left)
     rows = planned.stats()
     assert (rows[dense]["path"], rows[fp16]["path"]) == ("dense", "fp16")
     assert rows[fp16]["sent_bytes"] == 2 * rows[fp16]["elements"]

@@ -168,9 +168,28 @@ class Oracle:
     def _summed(self, way, name, parts):
         """Return the mean of uncompressed gradients, in the precision in which they are sent."""
         zeros = torch.zeros_like(self._parameters[name])
-        dtype = torch.float16 if way == "fp16" else torch.promote_types(zeros.dtype, torch.float32)
-        total = sum((zeros if part is None else part).to(dtype) for part in parts)
-        return (total / self.size).to(zeros.dtype)
+        wide = torch.promote_types(zeros.dtype, torch.float32)
+        dtype = torch.float16 if way == "fp16" else wide
+        sent = [
+            self._rounded(name, rank, part) if way == "fp16" and part is not None else part
+            for rank, part in enumerate(parts)
+        ]
+        total = sum((zeros if part is None else part).to(dtype) for part in sent)
+        return (total.to(wide) / self.size).to(zeros.dtype)
+
+    def _rounded(self, name, rank, part):
+        """Return what a rank sends as float16; its residual keeps the rest."""
+        if not self.state[rank][name]:
+            return part.half()
+        (residual,) = self.state[rank][name]
+        kept = torch.from_numpy(residual).view(part.shape)
+        total = part.to(torch.promote_types(part.dtype, torch.float32)) + kept
+        if not total.isfinite().all():
+            return part.half()
+        limit = 65504 / (self.size * (1 + self.size / 2048))
+        sent = total.clamp(-limit, limit).half()
+        kept.copy_(total - sent)
+        return sent
 
     def _communicator(self, name):
         return self._layout.communicators.get(name, self._settings.communicator)

@@ -58,12 +58,15 @@ def _change_plans(*settings):
                 if way == "fp16":
                     halved.add(name)
                 # an oracle for what is sent uncompressed: gradients and residuals, exactly
-                kept = before[name].reshape(gradient.shape) if name in before else 0.0
-                expected = sum_over_ranks(gradient.numpy().astype(np.float64) + kept)
-                limit = 5e-3 if way == "fp16" else 1e-6
+                own = gradient.numpy().astype(np.float64)
+                if name in before:
+                    left = residuals(compressor)[name]
+                    assert way == "fp16" or not left.any(), (name, way)
+                    own = own + (before[name] - left).reshape(gradient.shape)
+                expected = sum_over_ranks(own)
+                limit = 1e-3 if way == "fp16" else 1e-6  # sums of float16 round
                 difference = np.abs(sums[name].numpy() - expected).max()
                 assert difference <= limit * np.abs(expected).max(), (name, way, difference)
-                assert name not in before or not residuals(compressor)[name].any(), (name, way)
         if options.get("memory") is None:
             expect_mass_balance(compressor, network, came, arrived, halved)
         assert function.experimental_get_tracing_count() == 1
@@ -84,7 +87,8 @@ def scenario_uncompressed_plans_equal_fixed_plans(directory):
         for number in range(3):
             found, expected = (step(coefficients(number, one)) for step in steps)
             for name in one:
-                limit = 1e-3 if ways.get(name) == "fp16" else 1e-6
+                # with "auto", a residual keeps what float16 rounds
+                limit = 4e-3 if ways.get(name) == "fp16" else 1e-6
                 np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=limit)
         assert changed.plan == planned.plan == plan
 
@@ -123,7 +127,8 @@ def scenario_states_and_checkpoints_while_plans_change(directory):
         lambda: tf.train.Checkpoint(compressor=compressor.trackable).read(prefix).assert_consumed(),
     ):
         for name, gradient in step(zeros).items():
-            assert not gradient.numpy().any(), name
+            rest = 1e-2 if name == "loud" else 0.0  # what float16 has rounded
+            assert np.abs(gradient.numpy()).max() <= rest, name
         load()
         assert compressor.stats()["quiet"]["steps"] == 3
         for name, gradient in step(zeros).items():
@@ -161,15 +166,16 @@ def scenario_void_steps_lose_nothing_after_variables_went_dense(directory):
 
 
 def scenario_sums_beyond_float16_wait(directory):
-    """As float16, what exceeds the range in the sum stays in the residual; NaN reaches all ranks."""
+    """As float16, what exceeds the range in the sum stays in the residual."""
     network = made()
     compressor = auto(network)
     step = dr.tensorflow.scheduled(compressor)(make_step(network, compressor))
     follow(compressor, plan_of(quiet="fp16", loud="fp16"))
     came, arrived = dict.fromkeys(network, 0.0), dict.fromkeys(network, 0.0)
-    for number in range(6):
-        gradients = coefficients(number, network, {"quiet": 20_000.0 if number < 3 else 0.0})
+    for number in range(9):
+        gradients = coefficients(number, network, {"quiet": 60_000.0 if number < 3 else 0.0})
         if number == 1:  # leaves what exceeds the range
+            came["quiet"] = came["quiet"] - residuals(compressor)["quiet"].reshape(40, 30)
             compressor.load_state_dict(_with_residual(compressor.state_dict(), 50_000.0))
             came["quiet"] = came["quiet"] + 50_000.0
         sums = step(gradients)
@@ -178,15 +184,59 @@ def scenario_sums_beyond_float16_wait(directory):
             came[name] = came[name] + gradient.numpy().astype(np.float64)
             arrived[name] = arrived[name] + sums[name].numpy().astype(np.float64)
     expect_mass_balance(compressor, network, came, arrived, set(network))
-    for peak in (np.nan, 60_000.0):  # alone beyond what can be summed
-        peaks = {"loud": peak} if hvd.rank() == 0 or peak > 0 else None
-        assert not np.isfinite(step(coefficients(7, network, peaks))["loud"].numpy()).all(), peak
 
 
 def _with_residual(state, number):
     for kept in state["parameters"]["quiet"]["memory"].values():
         kept[...] = number
     return state
+
+
+def scenario_float16_messages_lose_nothing_at_any_magnitude(directory):
+    """Residuals keep what float16 cannot carry: small parts, and parts beyond its range."""
+    network = made()
+    for exponent in (-10, -8, -6, -3, 0, 3, 5):
+        compressor = auto(network)
+        step = dr.tensorflow.scheduled(compressor)(make_step(network, compressor, op=hvd.Average))
+        follow(compressor, plan_of(quiet="fp16", loud="fp16"))
+        draw, own = np.random.default_rng(100 + exponent), np.random.default_rng(hvd.rank())
+        direction = draw.standard_normal((2, 40, 30)) * 10.0**exponent
+        came, arrived = np.zeros((2, 2, 40, 30))
+        for _ in range(20):
+            gradients = (direction * own.uniform(0, 2, (2, 40, 30))).astype(np.float32)
+            came += gradients
+            sums = step({"quiet": gradients[0], "loud": gradients[1], "small": tf.zeros(8)})
+            average = np.stack([sums[name].numpy() for name in ("quiet", "loud")])
+            assert np.isfinite(average).all(), exponent
+            arrived += average
+        kept = residuals(compressor)
+        left = np.stack([kept[name].reshape(40, 30) for name in ("quiet", "loud")])
+        both = sum_over_ranks(np.stack([came - left, came])) / hvd.size()
+        lost = np.linalg.norm(both[0] - arrived) / np.linalg.norm(both[1])
+        uneven = hvd.size() & (hvd.size() - 1) and exponent < -3
+        assert lost < (0.03 if uneven else 1e-3), (lost, exponent)
+
+
+def scenario_nan_leaves_the_residual_as_it_is(directory):
+    """Whichever way the gradient is sent."""
+    network = made()
+    for way in ("codec", "dense", "fp16"):
+        compressor = auto(network)
+        step = dr.tensorflow.scheduled(compressor)(make_step(network, compressor))
+        for number in range(3):
+            step(coefficients(number, network))
+        follow(compressor, None if way == "codec" else plan_of(quiet=way, loud=way))
+        before = residuals(compressor)
+        sums = step(coefficients(4, network, {"quiet": np.nan}))
+        assert np.isnan(sums["quiet"].numpy()).any(), way
+        after = residuals(compressor)
+        np.testing.assert_array_equal(after["quiet"], before["quiet"], err_msg=way)
+        assert (after["loud"] != before["loud"]).any(), way
+        # the next step takes it along
+        sums = step({name: tf.zeros_like(variable) for name, variable in network.items()})
+        if way != "codec":
+            expected = sum_over_ranks(before["quiet"] - residuals(compressor)["quiet"])
+            np.testing.assert_allclose(sums["quiet"].numpy().ravel(), expected, atol=1e-2)
 
 
 def scenario_own_stages_and_dtypes(directory):

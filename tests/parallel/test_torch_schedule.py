@@ -5,6 +5,8 @@ from launch import scenario_tests
 reports, test_scenario = scenario_tests(
     "torch_schedule.py",
     "torch_given_plans.py",
+    "torch_profiles.py",
+    "torch_uncompressed.py",
     slow_scenarios=(
         "auto_starts_again_after_a_rest",
         "auto_starts_again_when_steps_change",

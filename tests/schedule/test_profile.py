@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import math
+import random
 
 import numpy as np
 import pytest
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.schedule import Parameter, Profile, Table, layer_times
+from deepreduce_hvd.schedule import Parameter, Plan, Profile, Table, layer_times
 
 GATHER = Table(((1e3, 1e-3), (1e5, 2e-3), (1e6, 1.1e-2)))
 REDUCE = Table(((1e3, 2e-3), (1e5, 3e-3), (1e6, 3.1e-2)))
@@ -217,3 +218,34 @@ def test_the_measured_link():
     assert link.measured_hosts == 2 and link.gather_table == GATHER
     assert set(PROFILE.fits()) == {"allgather", "allreduce"}
     assert PROFILE.backward_seconds == 0.03 and PROFILE.elements == 6_000
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("load", [Profile.load, Plan.load])
+def test_files_of_anything_are_refused_by_their_cause(tmp_path, seed, load):
+    """Bytes that are no text, and lists and objects in each other, raise no other error."""
+    draw, path = random.Random(seed), tmp_path / "file"
+    kind = seed % 3
+    if kind == 0:
+        path.write_bytes(b"\xff" + draw.randbytes(draw.randint(0, 300)))
+        message = "expected text in UTF-8, got "
+    elif kind == 1:
+        path.write_text(draw.choice(("[", '{"format":', '[{"format": ')) * 100_000)
+        message = "nested too deeply"
+    else:
+        path.write_text("[" + "".join(draw.choices('[]{}",:19.e- nul', k=50)))
+        message = "expected "
+    with pytest.raises(InvalidArgumentError, match=message):
+        load(path)
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_byte_order_mark_changes_nothing(tmp_path, mark):
+    rows = [{"name": "é", "elements": 3, "backward_seconds": 0.5}]
+    csv = "name,elements,backward_seconds\né,3,0.5\n"
+    path = tmp_path / "file"
+    for text in (json.dumps(rows), json.dumps(rows, ensure_ascii=False), csv):
+        path.write_text(mark + text, encoding="utf-8")
+        assert layer_times(mark + text) == Profile.load(path) == layer_times(text)
+    path.write_text(mark + PROFILE.to_json(), encoding="utf-8")
+    assert Profile.load(path) == PROFILE

@@ -13,8 +13,11 @@ def plan_of(messages, hosts, codec=""):
     return Plan(tuple(messages), (), 0.0, "none", codec, hosts, 1, "none")
 
 
-def random_plan(draw, names, hosts, codec=""):
-    """Return a plan with the names in random groups, in the order of backward, or in no group."""
+def random_plan(draw, names, hosts, codec="", least=0.0):
+    """Return a plan with the names in random groups, in the order of backward, or in no group.
+
+    ``least`` is the smallest density.
+    """
     left, messages = [*names][::-1], []
     while left:
         length = draw.randint(1, len(left))
@@ -23,7 +26,9 @@ def random_plan(draw, names, hosts, codec=""):
         if draw.random() < 0.15:
             continue  # parameters without a message go into buckets
         if way == "codec":
-            messages.append(Message(members, way, draw.choice(_DENSITIES), draw.choice(_SUMS)))
+            messages.append(
+                Message(members, way, max(draw.choice(_DENSITIES), least), draw.choice(_SUMS))
+            )
         else:
             messages.append(Message(members, way))
     return plan_of(messages, hosts, codec)

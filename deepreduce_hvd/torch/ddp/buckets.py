@@ -83,7 +83,8 @@ class BucketJob:
         self._buffer = buffer
         self._divisor = adapter.transport.size if divisor is None else divisor
         self._compressed = {}  # Way -> [(slot, view of the gradient, its bucket member)]
-        self._uncompressed = {}  # "dense" or "fp16" -> [(slot, view of the gradient)]
+        # "dense" or "fp16" -> [(slot, view of the gradient, what is sent for it)]
+        self._uncompressed = {}
         self._exchanges = []  # one for each policy and communicator
         self._channels = {}  # "dense" or "fp16" -> Channel
         self.failure = None
@@ -120,11 +121,14 @@ class BucketJob:
         slot.steps += 1
         made, slot.made = slot.made, False
         if slot.dense:
-            size = self._adapter.transport.size
-            total = slot.with_memory(gradient, made, self._pass.loss_scale, size)
-            if total is not gradient:
-                gradient.copy_(total)
-            self._uncompressed.setdefault(slot.policy.way, []).append((slot, gradient))
+            way = slot.policy.way
+            sent = slot.with_memory(
+                gradient, made, self._pass.loss_scale, self._adapter.transport.size,
+                self._dtype_of(way), divides=False,
+            )  # fmt: skip
+            if sent is not gradient and sent.dtype == gradient.dtype:
+                sent = gradient.copy_(sent)  # the whole bucket may then be summed in place
+            self._uncompressed.setdefault(way, []).append((slot, gradient, sent))
             return
         # zeros that backward did not make: the parameter was not used in this step, or this rank
         # has no more batches
@@ -269,45 +273,51 @@ class BucketJob:
     def _bytes_besides_payloads(self, part, channel):
         return 0
 
-    def _sum_uncompressed(self, way, part):
-        """Average gradients that are not compressed, in one message.
+    def _dtype_of(self, way):
+        """Return the dtype of the message of a way: float16, or at least float32."""
+        if way == FP16:
+            return torch.float16
+        return torch.promote_types(self._buffer.dtype, torch.float32)
 
-        float16 and bfloat16 are summed in float32, unless the way is "fp16".
-        """
+    def _sum_uncompressed(self, way, part):
+        """Average gradients that are not compressed, in one message."""
         times, started = self._adapter.times, time.perf_counter()
         summed = self._joined(way, part)
-        self._average(way, summed)
+        average = self._average(way, summed)
         received = time.perf_counter()
-        label = label_of([slot.name for slot, _ in part])
+        label = label_of([slot.name for slot, *_ in part])
         times.message(f"{label}, {way}", started, received)
-        parts = summed.split([gradient.numel() for _, gradient in part])
-        gradients = [gradient for _, gradient in part]
-        if summed is not self._buffer:
+        parts = average.split([gradient.numel() for _, gradient, _ in part])
+        gradients = [gradient for _, gradient, _ in part]
+        if average is not self._buffer:
             torch._foreach_copy_(
                 gradients, [own.view(one.shape) for own, one in zip(parts, gradients)]
             )
-        for (slot, gradient), own in zip(part, parts):
-            slot.count_dense(gradient, own)
-            if way == FP16:  # its largest number is 65504
+        for slot, gradient, _ in part:
+            slot.count_dense(gradient, summed[: gradient.numel()])
+            if way == FP16 or slot.changes:
                 self._look_at(gradient, slot.name)
             elif self._pass.loss_scale is not None:
                 self._look_at(gradient)
         times.result(label, received, time.perf_counter(), EXCHANGES)
 
     def _joined(self, way, part):
-        """Return gradients as one tensor, which is the whole buffer if possible."""
-        dtype = torch.promote_types(self._buffer.dtype, torch.float32)
-        if way == FP16:
-            dtype = torch.float16
-        size = sum(gradient.numel() for _, gradient in part)
+        """Return what is sent as one tensor, which is the whole buffer if possible."""
+        dtype = self._dtype_of(way)
+        size = sum(gradient.numel() for _, gradient, _ in part)
         if dtype == self._buffer.dtype and size == self._buffer.numel():
             return self._buffer
-        return torch.cat([gradient.reshape(-1) for _, gradient in part]).to(dtype)
+        return torch.cat([sent.reshape(-1).to(dtype) for _, _, sent in part])
 
     def _average(self, way, summed):
-        """Replace a tensor by its average over all ranks."""
+        """Sum a tensor over all ranks in place.
+
+        Returns:
+            The average, in the same memory unless it is float16: small float16 sums would become
+            zero.
+        """
         self._adapter.transport.wait(self._channels[way].allreduce_in_place(summed))
-        summed /= self._divisor
+        return summed.to(torch.promote_types(summed.dtype, torch.float32)).div_(self._divisor)
 
     def _look_at(self, result, name=None):
         """Record whether an optimizer gets NaN or Inf; loss scaling then skips its step."""

@@ -132,12 +132,16 @@ class DeviceBucketJob(BucketJob):
         if way in self._copied:
             _, host = self._copied.pop(way)
             self._copies.result()
-            super()._average(way, host)
-            summed.copy_(host, non_blocking=True)
-            return
+            average = super()._average(way, host)
+            if average is not host:
+                return average.to(summed.device)
+            return summed.copy_(host, non_blocking=True)
         self._adapter.transport.wait(self._channels[way].allreduce_in_place(summed))
+        average = summed.to(torch.promote_types(summed.dtype, torch.float32))
         # a GPU would multiply by the reciprocal of a number of the host, which rounds otherwise
-        summed /= torch.full((), self._divisor, dtype=summed.dtype, device=summed.device)
+        return average.div_(
+            torch.full((), self._divisor, dtype=average.dtype, device=average.device)
+        )
 
     def _look_at(self, result, name=None):
         """Do nothing: :meth:`run` looks at the whole buffer."""
