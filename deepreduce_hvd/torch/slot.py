@@ -30,6 +30,8 @@ class Slot:
         # never changes the payload
         self.threshold = torch.zeros(1, dtype=torch.float32)
         self.loss_scale = None
+        #: whether its gradients are averaged or summed, one of ``wire.REDUCTIONS``
+        self.reduction = None
         #: whether the memory may be nonzero
         self.remembers = False
         #: whether the current step changes the memory, and the backup is from before this step

@@ -280,7 +280,8 @@ def scenario_resume_with_other_hosts_and_shards(directory):
         resumed = sharded(other, mesh, CODEC)
         resumed.load_state_dict(states)
         for name, found in sum_of_residuals(resumed, mesh).items():
-            torch.testing.assert_close(found, expected[name], rtol=0, atol=1e-6)
+            update = expected[name] * hosts / 2  # the average of another number of hosts
+            torch.testing.assert_close(found, update, rtol=0, atol=1e-6)
         train(other, 2, 1)
         assert resumed.stats()["branch.weight"]["steps"] == 3
 
