@@ -50,8 +50,9 @@ def prepare(optimizer: Any, compression: Any) -> Any:
         ``optimizer``. Rank 0 prints what changes.
 
     Raises:
-        InvalidArgumentError: ``optimizer`` is not a known optimizer, is wrapped by Horovod or has a
-            scheduler already, or its momentum is 1 or more.
+        InvalidArgumentError: ``optimizer`` is not a known optimizer, is of a PyTorch subclass with
+            a ``step`` of its own, is wrapped by Horovod or has a scheduler already, or its momentum
+            is 1 or more.
     """
     if compression is not None and not isinstance(compression, Compressor):
         raise InvalidArgumentError(

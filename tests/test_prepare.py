@@ -3,6 +3,7 @@
 This holds whatever else changes the parameter groups.
 """
 
+import functools
 import random
 
 import horovod.torch as hvd
@@ -245,6 +246,50 @@ def test_what_cannot_be_prepared_is_refused():
         dr.prepare(sgd, dr.recommended_codec())
     with pytest.raises(dr.InvalidArgumentError, match="expected a PyTorch or Keras optimizer, got"):
         dr.prepare(model.parameters(), compressor)
+
+
+class Multiplied:
+    """A learning rate multiplier for each group, as a mixin."""
+
+    def step(self, closure=None):
+        rates = [group["lr"] for group in self.param_groups]
+        for number, group in enumerate(self.param_groups):
+            group["lr"] *= number
+        loss = super().step(closure)
+        for group, rate in zip(self.param_groups, rates):
+            group["lr"] = rate
+        return loss
+
+
+def decorated(kind):
+    """Return a subclass whose step is wrapped by functools.wraps."""
+    step = kind.step
+
+    @functools.wraps(step)
+    def watched(self, closure=None):
+        self.watched = len(self.param_groups)
+        return step(self, closure)
+
+    return type(f"Watched{kind.__name__}", (kind,), {"step": watched})
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("used", [False, True], ids=["fresh", "with hooks"])
+def test_a_step_of_its_own_is_refused(kind, used):
+    model = network()
+    compressor = compressor_of(model)
+    if used:  # PyTorch wraps the step of a class when its first optimizer is made
+        kind(model.parameters())
+    for own in (type("Multiplied", (Multiplied, kind), {}), decorated(kind)):
+        optimizer = own(model.parameters())
+        with pytest.raises(dr.InvalidArgumentError) as refused:
+            dr.prepare(optimizer, compressor)
+        assert f"with the step of torch.optim.{kind.__name__}, got {own.__name__}" in str(
+            refused.value
+        )
+        assert type(optimizer) is own
+    inherits = type("Inherits", (kind,), {"zero_grad": lambda self: None})
+    assert isinstance(dr.prepare(inherits(model.parameters()), compressor), inherits)
 
 
 def test_an_optimizer_with_momentum_is_warned_of():

@@ -20,6 +20,9 @@ _KNOWN = (
     torch.optim.Adadelta,
 )
 
+#: the code of PyTorch's wrapper around ``step``, which runs the hooks
+_HOOKS_CODE = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
+
 
 # For type checkers, the mixin derives from the class that it is combined with at run time.
 if TYPE_CHECKING:
@@ -85,9 +88,12 @@ class _Prepared(_Optimizer):
 def _without_hooks(step):
     """Return the function of a class's ``step`` that PyTorch's wrapper for hooks calls.
 
-    The wrapper of the prepared class runs the hooks.
+    The wrapper of the prepared class runs the hooks. Wrappers of others also have the attribute
+    ``hooked``, which functools.wraps copies, so this one is known by its code.
     """
-    return step.__wrapped__ if getattr(step, "hooked", False) else step
+    while getattr(step, "__code__", None) is _HOOKS_CODE:
+        step = step.__wrapped__
+    return step
 
 
 def _split(group, preparation):
@@ -154,6 +160,33 @@ def momentum_warning(optimizer, compressor):
     return None
 
 
+def _known_kind(kind):
+    """Return the class of PyTorch that a class of optimizers derives from, or None."""
+    return next((one for one in kind.__mro__ if one in _KNOWN), None)
+
+
+def _expect_known(optimizer):
+    """Raise InvalidArgumentError for an optimizer whose steps are not known.
+
+    A step of its own would see other groups than the user's: copies, more of them, and in another
+    order.
+    """
+    kind = type(optimizer)
+    known = _known_kind(kind)
+    if known is None:
+        raise InvalidArgumentError(
+            f"prepare: expected one of {', '.join(one.__name__ for one in _KNOWN)}, got "
+            f"{kind.__name__}; use it without prepare, and if it has momentum, set that to 0 for"
+            " the compressed parameters"
+        )
+    if _without_hooks(kind.step) is not _without_hooks(known.step):
+        raise InvalidArgumentError(
+            f"prepare: expected an optimizer with the step of torch.optim.{known.__name__}, got"
+            f" {kind.__name__}, which has its own; prepare the {known.__name__} that it wraps, or"
+            " use it without prepare and set its momentum to 0 for the compressed parameters"
+        )
+
+
 def prepare(optimizer, compressor):
     """Implement :func:`deepreduce_hvd.prepare` for a ``torch.optim.Optimizer``."""
     if "step" in vars(optimizer):
@@ -164,11 +197,7 @@ def prepare(optimizer, compressor):
     undo(optimizer, is_prepared(optimizer), wrapped=hasattr(optimizer, "_allreduce_delay"))
     if compressor is None:
         return None
-    if not isinstance(optimizer, _KNOWN):
-        raise InvalidArgumentError(
-            f"prepare: expected one of {', '.join(kind.__name__ for kind in _KNOWN)}, got "
-            f"{type(optimizer).__name__}; set its momentum to 0 for the compressed parameters"
-        )
+    _expect_known(optimizer)
     original = type(optimizer)
     policies = _policies(compressor)
     preparation = Preparation(
