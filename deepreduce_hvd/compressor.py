@@ -289,6 +289,9 @@ class Compressor:
             shapes or flat; with ``fully_shard``, those of this rank's shards. The arrays are
             tensors on PyTorch, which ``torch.load(weights_only=True)`` accepts, and NumPy arrays on
             TensorFlow. An all-zero tensor is a view of a single zero, so its file is small.
+
+        Raises:
+            InvalidArgumentError: this rank is not in the process set.
         """
         return self.adapter.state_dict()
 
@@ -307,6 +310,7 @@ class Compressor:
         Raises:
             InvalidArgumentError: for one of these reasons. The compressor is left unchanged.
 
+                - This rank is not in the process set.
                 - The state is of another configuration (codec, memory, communicator, bucket_bytes,
                   dense_below, seed) or model. With ``schedule=``, the default codec does not
                   compress small tensors, so this is another configuration unless both jobs have

@@ -47,7 +47,7 @@ def prepare(optimizer: Any, compression: Any) -> Any:
         compression: the :class:`Compressor`, or None to undo the preparation.
 
     Returns:
-        ``optimizer``. Rank 0 prints what changes.
+        ``optimizer``. Rank 0 of the compressor's process set prints what changes.
 
     Raises:
         InvalidArgumentError: ``optimizer`` is not a known optimizer, is of a PyTorch subclass with
@@ -62,7 +62,8 @@ def prepare(optimizer: Any, compression: Any) -> Any:
         module = _MODULES.get(kind.__module__.partition(".")[0])
         if module is not None:
             changes = importlib.import_module(module).prepare(optimizer, compression)
-            if compression is not None and compression.adapter.transport.rank == 0:
+            transport = compression and compression.adapter.transport
+            if transport and transport.includes_this_rank and transport.rank == 0:
                 print(f"deepreduce_hvd: prepared {changes}", flush=True)
             return optimizer
     raise InvalidArgumentError(

@@ -313,6 +313,7 @@ class Identity(tf.train.experimental.PythonState):
 
     def _own(self):
         adapter = self._adapter
+        adapter.expect_member("checkpoint of the compressor")
         rank = adapter.transport.rank
         return {
             "fingerprint": adapter.compressor.fingerprint,
