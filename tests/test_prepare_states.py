@@ -7,6 +7,7 @@ import torch
 from test_prepare import compressor_of, horovod, network, same, step  # noqa: F401
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.torch.prepare import momentum_warning
 
 
 def test_a_state_is_that_of_the_plain_optimizer():
@@ -108,12 +109,70 @@ def test_a_loaded_state_has_the_entries_of_other_ranks(kind):
     assert entries[0] == entries[1]
 
 
-def test_a_copy_is_prepared_too():
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.AdamW])
+@pytest.mark.parametrize("again", [False, True], ids=["prepared by the copy", "prepared again"])
+def test_a_copy_steps_its_own_parameters_without_momentum(kind, again):
+    """A copy makes the steps of the original, and neither steps the other's parameters."""
+    model = network()
+    settings = {} if kind is torch.optim.AdamW else {"momentum": 0.9}
+    optimizer = dr.prepare(kind(model.parameters(), lr=0.01, **settings), compressor_of(model))
+    step(model, optimizer, torch.randn(8, 30))
+    twin, copied = copy.deepcopy((model, optimizer))
+    assert momentum_warning(copied, compressor_of(twin)) is None
+    if again:
+        dr.prepare(copied, compressor_of(twin))
+    twice, copied_twice = copy.deepcopy((twin, copied))
+    for _ in range(4):
+        inputs = torch.randn(8, 30)
+        step(model, optimizer, inputs)
+        step(twin, copied, inputs)
+        step(twice, copied_twice, inputs)
+    same(model, twin)
+    same(model, twice)
+    assert repr(copied) == repr(optimizer)
+    dr.prepare(copied, None)
+    assert type(copied) is kind and momentum_warning(optimizer, compressor_of(model)) is None
+
+
+def test_a_shallow_copy_has_the_same_parameters():
     model = network()
     compressor = compressor_of(model)
     optimizer = dr.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), compressor)
-    both = copy.deepcopy((model, optimizer))
-    assert type(both[1]) is type(optimizer)
+    copied = copy.copy(optimizer)
+    assert copied.param_groups is optimizer.param_groups
+    assert momentum_warning(copied, compressor) is None
+
+
+def test_parameters_that_another_compressor_has_are_warned_of():
+    """An optimizer is prepared for the parameters of the compressor that it was prepared with."""
+    model, other = network(), network()
+    both = [*model.parameters(), *other.parameters()]
+    optimizer = torch.optim.SGD(both, lr=0.1, momentum=0.9)
+    dr.prepare(optimizer, compressor_of(model))
+    assert momentum_warning(optimizer, compressor_of(model)) is None
+    assert "SGD steps compressed parameters with momentum 0.9" in momentum_warning(
+        optimizer, compressor_of(other)
+    )
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adam])
+def test_a_state_that_is_loaded_before_prepare_has_the_same_entries(kind):
+    """So rank 0 may also load it before it prepares the optimizer."""
+    settings = {} if kind is torch.optim.Adam else {"momentum": 0.9}
+
+    def entries(first):
+        model = network()
+        plain = kind(model.parameters(), lr=0.01, **settings)
+        step(model, plain, torch.randn(8, 30))
+        optimizer = kind(model.parameters(), lr=0.01, **settings)
+        for action in (first, "load" if first == "prepare" else "prepare"):
+            if action == "load":
+                optimizer.load_state_dict(copy.deepcopy(plain.state_dict()))
+            else:
+                dr.prepare(optimizer, compressor_of(model))
+        return {number: sorted(state) for number, state in optimizer.state_dict()["state"].items()}
+
+    assert entries("load") == entries("prepare")
 
 
 def test_groups_are_back_after_a_step_that_fails():

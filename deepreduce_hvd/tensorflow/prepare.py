@@ -154,8 +154,8 @@ def momentum_warning(compressor):
         of_horovod = frame.f_globals.get("__name__", "").startswith("horovod.")
         optimizer = frame.f_locals.get("self") if of_horovod else None
         if "_allreduce_grads" in getattr(optimizer, "__dict__", ()):
-            delayed = [policy for policy in compressor.policies.values() if policy.delays]
-            momentum = momentum_of(optimizer) if delayed and not is_prepared(optimizer) else 0.0
+            delayed = _stepped_with_momentum(optimizer, compressor, frame.f_locals.get("vars"))
+            momentum = momentum_of(optimizer) if delayed else 0.0
             if not momentum:
                 return None
             kind = _kind(optimizer)
@@ -168,6 +168,26 @@ def momentum_warning(compressor):
                 f"tf.keras.optimizers.{kind}(...)" if legacy else "optimizer",
             )
     return None
+
+
+def _stepped_with_momentum(optimizer, compressor, reduced):
+    """Return the policies of delayed gradients for which an optimizer is not prepared.
+
+    Args:
+        optimizer: the optimizer. It may be prepared with another compressor, which may not have
+            these variables.
+        compressor: the compressor of the gradients.
+        reduced: list of the variables whose gradients are reduced now; None for all.
+    """
+    known = compressor.adapter.variables
+    prepared = optimizer.preparation.compresses if is_prepared(optimizer) else lambda _: False
+    delayed = []
+    for variable in known.by_name().values() if reduced is None else reduced:
+        slot = known.slot_of(variable)
+        policy = None if slot is None else compressor.policies[slot.label]
+        if policy is not None and policy.delays and not prepared(variable):
+            delayed.append(policy)
+    return delayed
 
 
 def _hint_on_clipping(optimizer, compressor):

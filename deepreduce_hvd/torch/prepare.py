@@ -1,5 +1,6 @@
 """Prepare a PyTorch optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,14 +66,42 @@ class _Prepared(_Optimizer):
 
     def load_state_dict(self, state_dict):
         super().load_state_dict(state_dict)
-        if isinstance(self, torch.optim.SGD):
-            # as if this optimizer had made all steps: hvd.broadcast_optimizer_state expects the
-            # same state on all ranks, and only rank 0 may load one
-            for parameter in self._stepped_without_momentum():
-                state = self.state.get(parameter, {})
-                state.pop("momentum_buffer", None)
-                if not state:
-                    self.state.pop(parameter, None)
+        self.drop_momenta()
+
+    def drop_momenta(self):
+        """Drop the momenta of SGD that are not used, as if this optimizer had made all steps.
+
+        hvd.broadcast_optimizer_state expects the same state on all ranks, and only rank 0 may load
+        one, before or after it prepares the optimizer.
+        """
+        if not isinstance(self, torch.optim.SGD):
+            return
+        for parameter in self._stepped_without_momentum():
+            state = self.state.get(parameter, {})
+            state.pop("momentum_buffer", None)
+            if not state:
+                self.state.pop(parameter, None)
+
+    def __copy__(self):
+        copied = object.__new__(type(self))
+        copied.__setstate__(self.__getstate__())
+        return copied
+
+    def __deepcopy__(self, memo):
+        """Return a copy that is prepared for the copies of the parameters."""
+        copied = object.__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        if _is_wrapped(self):
+            return copied
+        preparation = copy.copy(self.preparation)
+        policies = {}
+        for group, copies in zip(self.param_groups, copied.param_groups):
+            for parameter, own in zip(group["params"], copies["params"]):
+                policies[own] = self.preparation.policy_of(parameter)
+        preparation.policy_of = policies.get
+        copied.__class__ = _prepared_class(self.original_class, preparation)
+        return copied
 
     def _stepped_without_momentum(self):
         """Return the parameters whose momentum is replaced."""
@@ -140,21 +169,29 @@ def is_prepared(optimizer):
     return isinstance(optimizer, _Prepared)
 
 
+def _is_wrapped(optimizer):
+    """Return whether an optimizer is a ``hvd.DistributedOptimizer``."""
+    return hasattr(optimizer, "_allreduce_delay")
+
+
 def _policies(compressor):
-    """Return {id of a parameter: its policy}."""
+    """Return {parameter: its policy}."""
     slots = compressor.adapter.slots
-    return {id(slot.parameter): compressor.policies[name] for name, slot in slots.items()}
+    return {slot.parameter: compressor.policies[name] for name, slot in slots.items()}
 
 
 def momentum_warning(optimizer, compressor):
-    """Return a warning if an optimizer steps delayed gradients with momentum, else None."""
-    if is_prepared(optimizer):
-        return None
+    """Return a warning if an optimizer steps delayed gradients with momentum, else None.
+
+    One that was prepared with another compressor may not know the parameters of this one.
+    """
+    prepared = optimizer.preparation.compresses if is_prepared(optimizer) else lambda _: False
     groups = [group for group in optimizer.param_groups if momentum_of(group)]
     policies = _policies(compressor) if groups else {}
     for group in groups:
-        for policy in (policies.get(id(parameter)) for parameter in group["params"]):
-            if policy is not None and policy.delays:
+        for parameter in group["params"]:
+            policy = policies.get(parameter)
+            if policy is not None and policy.delays and not prepared(parameter):
                 name = "betas[0]" if "betas" in group else "momentum"
                 return warning(type(optimizer).__name__, name, momentum_of(group), policy.memory)
     return None
@@ -194,7 +231,7 @@ def prepare(optimizer, compressor):
             "prepare: expected an optimizer without a learning rate scheduler, got one whose step "
             "a scheduler watches; create schedulers after prepare"
         )
-    undo(optimizer, is_prepared(optimizer), wrapped=hasattr(optimizer, "_allreduce_delay"))
+    undo(optimizer, is_prepared(optimizer), wrapped=_is_wrapped(optimizer))
     if compressor is None:
         return None
     _expect_known(optimizer)
@@ -202,7 +239,7 @@ def prepare(optimizer, compressor):
     policies = _policies(compressor)
     preparation = Preparation(
         compressor,
-        lambda parameter: policies.get(id(parameter)),
+        policies.get,
         normalizes=issubclass(original, torch.optim.RMSprop),
         decouples=issubclass(original, torch.optim.AdamW),
     )
@@ -219,9 +256,16 @@ def prepare(optimizer, compressor):
         ],
         scales_learning_rate="betas" not in optimizer.defaults,
     )
+    optimizer.__class__ = _prepared_class(original, preparation)
+    optimizer.drop_momenta()
+    return changes
+
+
+def _prepared_class(original, preparation):
+    """Return the class of an optimizer of class ``original`` that is prepared."""
     step: Any = original.profile_hook_step(_Prepared.step)
     step.hooked = True
-    optimizer.__class__ = type(
+    return type(
         original.__name__,
         (_Prepared, original),
         {
@@ -231,4 +275,3 @@ def prepare(optimizer, compressor):
             "__module__": original.__module__,
         },
     )
-    return changes
