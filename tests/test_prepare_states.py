@@ -150,9 +150,9 @@ def test_parameters_that_another_compressor_has_are_warned_of():
     optimizer = torch.optim.SGD(both, lr=0.1, momentum=0.9)
     dr.prepare(optimizer, compressor_of(model))
     assert momentum_warning(optimizer, compressor_of(model)) is None
-    assert "SGD steps compressed parameters with momentum 0.9" in momentum_warning(
-        optimizer, compressor_of(other)
-    )
+    text = momentum_warning(optimizer, compressor_of(other))
+    assert "SGD steps compressed parameters with momentum 0.9" in text
+    assert "write optimizer = dr.prepare" in text
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adam])

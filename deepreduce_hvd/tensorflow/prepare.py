@@ -160,12 +160,13 @@ def momentum_warning(compressor):
                 return None
             kind = _kind(optimizer)
             legacy = not hasattr(optimizer, "update_step")
+            known = "Adam" if kind == "Nadam" else kind  # see ``prepare``
             return warning(
                 f"legacy.{kind}" if legacy else kind,
                 _KNOWN[kind],
                 momentum,
                 delayed[0].memory,
-                f"tf.keras.optimizers.{kind}(...)" if legacy else "optimizer",
+                f"tf.keras.optimizers.{known}(...)" if legacy or known != kind else "optimizer",
             )
     return None
 
@@ -228,14 +229,24 @@ def prepare(optimizer, compressor):
         return None if slot is None else compressor.policies[slot.label]
 
     preparation = Preparation(compressor, policy_of, normalizes=kind == "RMSprop")
+    momentum, scales = momentum_of(optimizer), name == "momentum"
     changes = preparation.describe(
         original.__name__,
         name,
-        [(momentum_of(optimizer), 0.0, list(compressor.policies.values()))],
-        scales_learning_rate=name == "momentum",
+        [
+            # weight decay of Keras is not added to gradients
+            (
+                momentum,
+                preparation.factors(policy, momentum, scales_learning_rate=scales)
+                if policy.delays
+                else None,
+            )
+            for policy in compressor.policies.values()
+        ],
+        with_hint=not scales,
     )
     changes += _hint_on_clipping(optimizer, compressor)
-    if momentum_of(optimizer) and compressor.adapter.transport.size == 1:
+    if momentum and compressor.adapter.transport.size == 1:
         changes += "; this also applies to a job of one process, which compresses nothing"
     if name is not None:
         optimizer.__class__ = type(

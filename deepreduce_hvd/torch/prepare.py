@@ -1,12 +1,13 @@
 """Prepare a PyTorch optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.preparation import Preparation, undo, warning
+from deepreduce_hvd.torch.slot import Slot
 
 #: optimizers whose groups have ``momentum`` or ``betas``, or whose update has no momentum
 _KNOWN = (
@@ -41,6 +42,8 @@ class _Prepared(_Optimizer):
     """
 
     preparation: Preparation
+    #: parameter -> its slot in the compressor
+    slots: ClassVar[dict[torch.Tensor, Slot]]
     original_class: type[torch.optim.Optimizer]
 
     # torch.compile would keep the groups of the first step
@@ -51,7 +54,7 @@ class _Prepared(_Optimizer):
             with torch.enable_grad():
                 loss = closure()
         groups = self.param_groups
-        self.param_groups = [part for group in groups for part in _split(group, self.preparation)]
+        self.param_groups = [part for group in groups for part in self._split(group)]
         try:
             _without_hooks(self.original_class.step)(self)
         finally:
@@ -95,12 +98,14 @@ class _Prepared(_Optimizer):
         if _is_wrapped(self):
             return copied
         preparation = copy.copy(self.preparation)
-        policies = {}
+        policies, slots = {}, {}
         for group, copies in zip(self.param_groups, copied.param_groups):
             for parameter, own in zip(group["params"], copies["params"]):
-                policies[own] = self.preparation.policy_of(parameter)
+                if parameter in self.slots:
+                    policies[own] = self.preparation.policy_of(parameter)
+                    slots[own] = self.slots[parameter]
         preparation.policy_of = policies.get
-        copied.__class__ = _prepared_class(self.original_class, preparation)
+        copied.__class__ = _prepared_class(self.original_class, preparation, slots)
         return copied
 
     def _stepped_without_momentum(self):
@@ -110,8 +115,47 @@ class _Prepared(_Optimizer):
             for group in self.param_groups
             if momentum_of(group)
             for parameter in group["params"]
-            if self.preparation.compresses(parameter)
+            if self._compresses(parameter)
         ]
+
+    def _compresses(self, parameter):
+        """Return whether parts of a parameter's gradients are sent in later steps.
+
+        Sparse gradients that are not made dense are summed by Horovod itself, in full.
+        """
+        if not self.preparation.compresses(parameter):
+            return False
+        slot = self.slots[parameter]
+        if slot.steps != slot.untimed_steps:
+            return slot.uncompressed_path != "sparse"
+        # one process alone exchanges nothing
+        gradient = parameter.grad
+        sparse = gradient is not None and gradient.is_sparse
+        return not sparse or getattr(self, "sparse_as_dense", False)
+
+    def _split(self, group):
+        """Return the groups to step in place of ``group``: those that change, and the rest."""
+        # memories with a momentum of their own have other factors
+        by_factors: dict[tuple[float, float], list] = {}
+        rest = []
+        for parameter in group["params"]:
+            compressed = self._compresses(parameter)
+            factors = _factors(self.preparation, parameter, group) if compressed else None
+            if factors is None:
+                rest.append(parameter)
+            else:
+                by_factors.setdefault(factors, []).append(parameter)
+        if not by_factors:
+            return [group]
+        plain = _without_momentum(group)
+        stepped = []
+        for (rate, decay), own in by_factors.items():
+            stepped.append({**plain, "params": own})
+            if rate != 1:
+                stepped[-1]["lr"] = group["lr"] * rate
+            if decay != 1:
+                stepped[-1]["weight_decay"] = group["weight_decay"] * decay
+        return [*stepped, *([{**group, "params": rest}] if rest else [])]
 
 
 def _without_hooks(step):
@@ -125,43 +169,43 @@ def _without_hooks(step):
     return step
 
 
-def _split(group, preparation):
-    """Return the groups to step in place of ``group``: those without momentum, and the rest."""
-    change = momentum_of(group)
-    compressed = [p for p in group["params"] if preparation.compresses(p)] if change else []
-    if not compressed:
-        return [group]
-    rest = [p for p in group["params"] if not preparation.compresses(p)]
-    parts = [{**group, "params": rest}] if rest else []
-    # memories with a momentum of their own have other factors
-    by_factors: dict[tuple[float, float], list] = {}
-    for parameter in compressed:
-        policy, rate = preparation.policy_of(parameter), 1.0
-        if "betas" not in group:
-            rate = preparation.learning_rate_factor(policy, change, group.get("dampening", 0))
-        decay = preparation.weight_decay_factor(policy, group.get("decoupled_weight_decay"))
-        by_factors.setdefault((rate, decay), []).append(parameter)
+def _factors(preparation, parameter, group):
+    """Return the factors of the learning rate and of the weight decay of a compressed parameter.
+
+    Return None if its group is stepped as it is.
+    """
+    return preparation.factors(
+        preparation.policy_of(parameter),
+        momentum_of(group),
+        dampening=group.get("dampening", 0),
+        scales_learning_rate="betas" not in group,
+        decays=bool(group.get("weight_decay", 0)) and not group.get("decoupled_weight_decay"),
+    )
+
+
+def _without_momentum(group):
+    """Return the settings of a group with a momentum of 0."""
     plain = dict(group)
     if "betas" in group:
         first, second = group["betas"]  # both numbers or both tensors
         plain["betas"] = first * 0, second
-    else:
+    elif "momentum" in group:
         plain["momentum"] = 0.0
     if "nesterov" in group:
         plain.update(nesterov=False, dampening=0.0)
-    stepped = []
-    for (rate, decay), own in by_factors.items():
-        stepped.append({**plain, "params": own})
-        if rate != 1:
-            stepped[-1]["lr"] = group["lr"] * rate
-        if decay != 1:
-            stepped[-1]["weight_decay"] = group["weight_decay"] * decay
-    return [*stepped, *parts]
+    return plain
 
 
 def momentum_of(group):
     """Return the momentum of a parameter group: ``momentum``, or the first of ``betas``, or 0."""
     return group["betas"][0] if "betas" in group else group.get("momentum", 0)
+
+
+def _setting_of(group):
+    """Return the name of the momentum in a parameter group, or None if it has none."""
+    if "betas" in group:
+        return "betas[0]"
+    return "momentum" if "momentum" in group else None
 
 
 def is_prepared(optimizer):
@@ -192,8 +236,11 @@ def momentum_warning(optimizer, compressor):
         for parameter in group["params"]:
             policy = policies.get(parameter)
             if policy is not None and policy.delays and not prepared(parameter):
-                name = "betas[0]" if "betas" in group else "momentum"
-                return warning(type(optimizer).__name__, name, momentum_of(group), policy.memory)
+                name, momentum = _setting_of(group), momentum_of(group)
+                instead = None if _refusal_of(optimizer) is None else f"set {name} to 0 for them"
+                return warning(
+                    type(optimizer).__name__, name, momentum, policy.memory, instead=instead
+                )
     return None
 
 
@@ -202,26 +249,33 @@ def _known_kind(kind):
     return next((one for one in kind.__mro__ if one in _KNOWN), None)
 
 
-def _expect_known(optimizer):
-    """Raise InvalidArgumentError for an optimizer whose steps are not known.
+def _refusal_of(optimizer):
+    """Return why an optimizer cannot be prepared, because its steps are not known; else None.
 
     A step of its own would see other groups than the user's: copies, more of them, and in another
-    order.
+    order. The step of ``hvd.DistributedOptimizer`` calls that of the optimizer that it wraps.
     """
-    kind = type(optimizer)
-    known = _known_kind(kind)
+    kind = type(optimizer).__mro__[_is_wrapped(optimizer)]
+    if is_prepared(optimizer):
+        kind = optimizer.original_class
+    known, setting = _known_kind(kind), _setting_of(optimizer.param_groups[0])
+    advice = (
+        "it has no momentum that is known"
+        if setting is None
+        else f"set {setting} to 0 for the compressed parameters"
+    )
     if known is None:
-        raise InvalidArgumentError(
-            f"prepare: expected one of {', '.join(one.__name__ for one in _KNOWN)}, got "
-            f"{kind.__name__}; use it without prepare, and if it has momentum, set that to 0 for"
-            " the compressed parameters"
+        return (
+            f"expected one of {', '.join(one.__name__ for one in _KNOWN)}, got {kind.__name__}; use"
+            f" it without prepare: {advice}"
         )
     if _without_hooks(kind.step) is not _without_hooks(known.step):
-        raise InvalidArgumentError(
-            f"prepare: expected an optimizer with the step of torch.optim.{known.__name__}, got"
+        return (
+            f"expected an optimizer with the step of torch.optim.{known.__name__}, got"
             f" {kind.__name__}, which has its own; prepare the {known.__name__} that it wraps, or"
-            " use it without prepare and set its momentum to 0 for the compressed parameters"
+            f" use it without prepare: {advice}"
         )
+    return None
 
 
 def prepare(optimizer, compressor):
@@ -234,9 +288,12 @@ def prepare(optimizer, compressor):
     undo(optimizer, is_prepared(optimizer), wrapped=_is_wrapped(optimizer))
     if compressor is None:
         return None
-    _expect_known(optimizer)
+    refusal = _refusal_of(optimizer)
+    if refusal is not None:
+        raise InvalidArgumentError(f"prepare: {refusal}")
     original = type(optimizer)
     policies = _policies(compressor)
+    slots = {slot.parameter: slot for slot in compressor.adapter.slots.values()}
     preparation = Preparation(
         compressor,
         policies.get,
@@ -245,24 +302,29 @@ def prepare(optimizer, compressor):
     )
     changes = preparation.describe(
         original.__name__,
-        "betas[0]" if "betas" in optimizer.defaults else "momentum",
+        _setting_of(optimizer.defaults) or "momentum",
         [
             (
                 momentum_of(group),
-                group.get("dampening", 0),
-                list(map(preparation.policy_of, group["params"])),
+                _factors(preparation, parameter, group)
+                if preparation.compresses(parameter)
+                else None,
             )
             for group in optimizer.param_groups
+            for parameter in group["params"]
         ],
-        scales_learning_rate="betas" not in optimizer.defaults,
+        with_hint="betas" in optimizer.defaults,
     )
-    optimizer.__class__ = _prepared_class(original, preparation)
+    optimizer.__class__ = _prepared_class(original, preparation, slots)
     optimizer.drop_momenta()
     return changes
 
 
-def _prepared_class(original, preparation):
-    """Return the class of an optimizer of class ``original`` that is prepared."""
+def _prepared_class(original, preparation, slots):
+    """Return the class of an optimizer of class ``original`` that is prepared.
+
+    The further arguments are attributes of :class:`_Prepared`.
+    """
     step: Any = original.profile_hook_step(_Prepared.step)
     step.hooked = True
     return type(
@@ -270,6 +332,7 @@ def _prepared_class(original, preparation):
         (_Prepared, original),
         {
             "preparation": preparation,
+            "slots": slots,
             "original_class": original,
             "step": step,
             "__module__": original.__module__,
