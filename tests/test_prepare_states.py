@@ -1,6 +1,8 @@
 """Test prepare with closures, hooks, compiled steps, copies and states of optimizers."""
 
 import copy
+import io
+import pickle
 
 import pytest
 import torch
@@ -132,6 +134,45 @@ def test_a_copy_steps_its_own_parameters_without_momentum(kind, again):
     assert repr(copied) == repr(optimizer)
     dr.prepare(copied, None)
     assert type(copied) is kind and momentum_warning(optimizer, compressor_of(model)) is None
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("protocol", [1, 2, pickle.HIGHEST_PROTOCOL])
+def test_only_the_state_is_pickled(kind, protocol):
+    model = network()
+    optimizer = dr.prepare(kind(model.parameters(), lr=0.1), compressor_of(model))
+    step(model, optimizer, torch.randn(8, 30))
+    for save in (
+        lambda: pickle.dumps(optimizer, protocol),
+        lambda: torch.save(
+            {"optimizer": optimizer}, io.BytesIO(), pickle_protocol=max(protocol, 2)
+        ),
+    ):
+        with pytest.raises(
+            dr.InvalidArgumentError, match=rf"a prepared {kind.__name__}, .*optimizer\.state_dict"
+        ):
+            save()
+    torch.save(optimizer.state_dict(), io.BytesIO())
+    assert type(pickle.loads(pickle.dumps(dr.prepare(optimizer, None), protocol))) is kind
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
+def test_sparse_gradients_are_stepped_as_before(kind, seed):
+    """In a job of one process too: in a larger one, Horovod sums them in full."""
+    torch.manual_seed(seed)
+    settings = {} if kind is torch.optim.Adagrad else {"momentum": 0.9}
+    table, twin = (torch.nn.Embedding(60, 30, sparse=True) for _ in range(2))
+    twin.load_state_dict(table.state_dict())
+    optimizer = dr.prepare(kind(table.parameters(), lr=0.1, **settings), compressor_of(table))
+    plain = kind(twin.parameters(), lr=0.1, **settings)
+    for _ in range(5):
+        rows = torch.randint(60, (7,))
+        for one, its in ((table, optimizer), (twin, plain)):
+            its.zero_grad()
+            one(rows).square().sum().backward()
+            its.step()
+    torch.testing.assert_close(table.weight, twin.weight)
 
 
 def test_a_shallow_copy_has_the_same_parameters():

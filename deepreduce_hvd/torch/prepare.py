@@ -85,6 +85,14 @@ class _Prepared(_Optimizer):
             if not state:
                 self.state.pop(parameter, None)
 
+    def __reduce_ex__(self, protocol):
+        """Refuse to pickle: the class is made at run time, and parameters in a file are copies."""
+        raise InvalidArgumentError(
+            f"pickle or torch.save: expected the state of a prepared {type(self).__name__}, got the"
+            " optimizer itself; save optimizer.state_dict(), and load it into an optimizer that"
+            " dr.prepare has prepared, or call dr.prepare(optimizer, None) before"
+        )
+
     def __copy__(self):
         copied = object.__new__(type(self))
         copied.__setstate__(self.__getstate__())
@@ -272,8 +280,8 @@ def _refusal_of(optimizer):
     if _without_hooks(kind.step) is not _without_hooks(known.step):
         return (
             f"expected an optimizer with the step of torch.optim.{known.__name__}, got"
-            f" {kind.__name__}, which has its own; prepare the {known.__name__} that it wraps, or"
-            f" use it without prepare: {advice}"
+            f" {kind.__name__}, which has its own; if it wraps another optimizer, prepare that one;"
+            f" otherwise use it without prepare: {advice}"
         )
     return None
 
