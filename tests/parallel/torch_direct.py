@@ -230,12 +230,14 @@ def scenario_rank_0_loads_a_state_before_it_prepares_the_optimizer(directory):
             optimizer.load_state_dict(saved.state_dict())
         with contextlib.redirect_stdout(io.StringIO()):
             dr.prepare(optimizer, compressor)
-        optimizer = hvd.DistributedOptimizer(
-            optimizer, named_parameters=network.items(), compression=compressor
-        )
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        entries = {number: sorted(one) for number, one in optimizer.state_dict()["state"].items()}
+        gathered = hvd.allgather_object(entries)
+        expect(all(one == gathered[0] for one in gathered), gathered)
         for step in range(3):
             optimizer.zero_grad()
             loss_of(network, step).backward()
+            for name, parameter in network.items():
+                parameter.grad = hvd.allreduce(parameter.grad, name=name, compression=compressor)
             optimizer.step()
         assert_equal_everywhere(network.items(), kind.__name__)
