@@ -290,6 +290,9 @@ class Compressor:
             shapes or flat; with ``fully_shard``, those of this rank's shards. The arrays are
             tensors on PyTorch, which ``torch.load(weights_only=True)`` accepts, and NumPy arrays on
             TensorFlow. An all-zero tensor is a view of a single zero, so its file is small.
+
+        Raises:
+            InvalidArgumentError: this rank is not in the process set.
         """
         return self.adapter.state_dict()
 
@@ -299,13 +302,16 @@ class Compressor:
         Args:
             state: this rank's own state, or the list of all ranks' states in rank order. With the
                 list, the number of ranks may differ from that of the saved run: with P ranks now,
-                rank r takes the sum of the saved states r, r + P, r + 2P, … The sum of the
-                residuals over all ranks stays the same. Ranks without a saved state start from
-                zero.
+                rank r takes the sum of the saved states r, r + P, r + 2P, … Ranks without a saved
+                state start from zero. The update that waits in the residuals stays the same: with
+                ``op=Sum`` it is their sum over all ranks. With ``op=Average``, the default, it is
+                their mean, so residuals from Q ranks are multiplied by P / Q. A state contains the
+                operation as its ``"reduction"``. If no step has shown it yet, it counts as Average.
 
         Raises:
             InvalidArgumentError: for one of these reasons. The compressor is left unchanged.
 
+                - This rank is not in the process set.
                 - The state is of another configuration (codec, memory, communicator, bucket_bytes,
                   dense_below, seed) or model. With ``schedule=``, the default codec does not
                   compress small tensors, so this is another configuration unless both jobs have
@@ -314,7 +320,7 @@ class Compressor:
                 - Entries are missing, unknown or invalid.
                 - A memory has the wrong shape or dtype, or contains NaN or Inf.
                 - A memory is in units of a loss scale and this compressor has none, or the reverse.
-                - Steps or loss scales differ between the ranks' states.
+                - Steps, loss scales or reductions differ between the ranks' states.
         """
         self.adapter.load_state_dict(state)
 

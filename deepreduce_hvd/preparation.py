@@ -26,7 +26,7 @@ def undo(optimizer, prepared, wrapped):
         optimizer.__class__ = optimizer.original_class
 
 
-def warning(optimizer, name, momentum, memory, prepared="optimizer"):
+def warning(optimizer, name, momentum, memory, prepared="optimizer", instead=None):
     """Return the warning for an optimizer with momentum that was not prepared.
 
     Args:
@@ -35,11 +35,14 @@ def warning(optimizer, name, momentum, memory, prepared="optimizer"):
         momentum: value of that setting.
         memory: the memory of a parameter that it steps.
         prepared: what the user can prepare in its place, as code.
+        instead: what to do with an optimizer that cannot be prepared, or None.
     """
+    advice = instead or (
+        f"write optimizer = dr.prepare({prepared}, compressor) before hvd.DistributedOptimizer"
+    )
     return (
         f"{optimizer} steps compressed parameters with {name} {momentum:g}, which costs accuracy"
-        f" together with {memory!r}; write optimizer = dr.prepare({prepared}, compressor)"
-        " before hvd.DistributedOptimizer"
+        f" together with {memory!r}; {advice}"
     )
 
 
@@ -99,37 +102,56 @@ class Preparation:
         coupled = not (decoupled or self._decouples)
         return 1 / (1 - _momentum_of(policy.memory)) if coupled else 1.0
 
-    def describe(self, optimizer, what, groups, scales_learning_rate):
+    def factors(self, policy, momentum, dampening=0.0, scales_learning_rate=True, decays=False):
+        """Return the factors of the learning rate and of the weight decay of a delayed gradient.
+
+        Args:
+            policy: the policy of the parameter.
+            momentum: momentum of the optimizer, which is replaced by 0.
+            dampening: dampening of the momentum.
+            scales_learning_rate: whether the step size depends on the momentum.
+            decays: whether there is a weight decay that is added to gradients.
+
+        Returns:
+            The factors, or None if nothing changes. A memory with momentum of its own changes the
+            weight decay of an optimizer without momentum, too.
+        """
+        rate = 1.0
+        if momentum and scales_learning_rate:
+            rate = self.learning_rate_factor(policy, momentum, dampening)
+        decay = self.weight_decay_factor(policy, decoupled=not decays)
+        return (rate, decay) if momentum or decay != 1 else None
+
+    def describe(self, optimizer, what, parameters, with_hint):
         """Return a sentence on what changes.
 
         Args:
             optimizer: name of the optimizer's class.
             what: name of its momentum.
-            groups: (momentum, dampening, policies of its parameters) of each parameter group.
-            scales_learning_rate: whether the step size depends on the momentum.
+            parameters: (momentum, factors) of each parameter. The factors are what :meth:`factors`
+                returned, or None for a gradient that is not delayed.
+            with_hint: whether the optimizer needs a higher density in its first steps, as Adam.
         """
-        changes: dict[tuple[float, float], int] = {}
-        for momentum, dampening, policies in groups:
-            for policy in filter(_delays, policies) if momentum else ():
-                factor = (
-                    self.learning_rate_factor(policy, momentum, dampening)
-                    if scales_learning_rate
-                    else 1.0
-                )
-                key = momentum, factor
+        changes: dict[tuple[float, float, float], int] = {}
+        for momentum, factors in parameters:
+            if factors is not None:
+                key = (momentum, *factors)
                 changes[key] = changes.get(key, 0) + 1
-        total = sum(len(group[2]) for group in groups)
         if not changes:
             return f"{optimizer}: nothing changes, as it steps no delayed gradient with momentum"
-        texts = [
-            (
-                f"{number} of {total} parameters are sent in parts and stepped with {what} 0 in "
-                f"place of {momentum:g}"
+        texts = []
+        for (momentum, rate, decay), number in changes.items():
+            settings = [
+                *([f"{what} 0 in place of {momentum:g}"] if momentum else []),
+                *([f"a learning rate {rate:.4g} times as large"] if rate != 1 else []),
+                *([f"a weight decay {decay:.4g} times as large"] if decay != 1 else []),
+            ]
+            texts.append(
+                f"{number} of {len(parameters)} parameters are sent in parts and stepped with "
+                f"{' and '.join(settings)}"
             )
-            + (f" and a learning rate {factor:.4g} times as large" if factor != 1 else "")
-            for (momentum, factor), number in changes.items()
-        ]
-        return f"{optimizer}: {'; '.join(texts)}" + ("" if scales_learning_rate else self._hint())
+        hint = self._hint() if with_hint and any(momentum for momentum, _, _ in changes) else ""
+        return f"{optimizer}: {'; '.join(texts)}{hint}"
 
     def _hint(self):
         """Return what an optimizer such as Adam also needs: a higher density in the first steps."""

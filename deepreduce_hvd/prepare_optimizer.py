@@ -23,11 +23,13 @@ def prepare(optimizer: Any, compression: Any) -> Any:
 
     A prepared optimizer steps compressed parameters without momentum. SGD and RMSprop use momentum
     0, and divide the learning rate by 1 - momentum, so that the step size does not change. Adam and
-    AdamW use 0 as the first of ``betas``. Adagrad has no momentum, so nothing changes. Without a
+    AdamW use 0 as the first of ``betas``. Adagrad has no momentum, so nothing changes. With
+    :class:`MomentumCorrection`, a weight decay that is added to gradients is larger. Without a
     memory, or with :class:`NoneSparsifier`, nothing is delayed, so nothing changes either.
     Parameters that the compressor does not compress are stepped as before. A parameter that only a
     plan sends uncompressed counts as compressed, except on TensorFlow with a plan that is given.
-    On TensorFlow, ``tf.IndexedSlices`` that Horovod itself gathers are stepped as before.
+    Sparse gradients that Horovod itself gathers are stepped as before: on PyTorch those of
+    ``sparse=True`` without ``sparse_as_dense=True``, on TensorFlow ``tf.IndexedSlices``.
 
     A job of one process compresses nothing, but a prepared optimizer makes the same steps there as
     in a larger job.
@@ -47,11 +49,12 @@ def prepare(optimizer: Any, compression: Any) -> Any:
         compression: the :class:`Compressor`, or None to undo the preparation.
 
     Returns:
-        ``optimizer``. Rank 0 prints what changes.
+        ``optimizer``. Rank 0 of the compressor's process set prints what changes.
 
     Raises:
-        InvalidArgumentError: ``optimizer`` is not a known optimizer, is wrapped by Horovod or has a
-            scheduler already, or its momentum is 1 or more.
+        InvalidArgumentError: ``optimizer`` is not a known optimizer, is of a PyTorch subclass with
+            a ``step`` of its own, is wrapped by Horovod or has a scheduler already, or its momentum
+            is 1 or more.
     """
     if compression is not None and not isinstance(compression, Compressor):
         raise InvalidArgumentError(
@@ -61,7 +64,8 @@ def prepare(optimizer: Any, compression: Any) -> Any:
         module = _MODULES.get(kind.__module__.partition(".")[0])
         if module is not None:
             changes = importlib.import_module(module).prepare(optimizer, compression)
-            if compression is not None and compression.adapter.transport.rank == 0:
+            transport = compression and compression.adapter.transport
+            if transport and transport.includes_this_rank and transport.rank == 0:
                 print(f"deepreduce_hvd: prepared {changes}", flush=True)
             return optimizer
     raise InvalidArgumentError(

@@ -1,6 +1,7 @@
 """Test memories in elastic training, when ranks join and leave.
 
-In all cases, their sum over all ranks belongs to the point from which training continues.
+In all cases, the update that waits in them belongs to the point from which training continues. It
+is their sum over all ranks, or their mean if gradients are averaged.
 """
 
 import warnings
@@ -28,7 +29,7 @@ class Slot:
         self.shape = () if size is None else (size,)
         self.state_names = () if size is None else ("residual",)
         self.steps = 0
-        self.loss_scale = None
+        self.loss_scale = self.reduction = None
         self.residual = None if size is None else np.zeros(size, dtype=np.float32)
 
     def memory(self):
@@ -57,6 +58,7 @@ class Worker:
     number = 0
     agreed = True
     per_host = 1
+    reduction = "sum"
 
     def __init__(self, seed):
         self.random = np.random.default_rng(seed)
@@ -94,6 +96,7 @@ class Worker:
         self.model += 1
         for slot in self.slots.values():
             slot.steps += 1
+            slot.reduction = self.reduction
         self.kept_in_a_step(self.random)
 
     def kept_in_a_step(self, random):
@@ -117,7 +120,7 @@ class Worker:
 
 
 class Job:
-    """Workers in the order of their ranks, and the sum of their memories after each step."""
+    """Workers in the order of their ranks, and the update in their memories after each step."""
 
     def __init__(self, size):
         self.workers = [Worker(seed) for seed in range(size)]
@@ -154,7 +157,13 @@ class Job:
             self.moments[self.workers[0].model] = self.kept()
 
     def kept(self):
-        return np.sum([worker.kept for worker in self.workers], axis=0)
+        combine = np.sum if Worker.reduction == "sum" else np.mean
+        return combine([worker.kept for worker in self.workers], axis=0, dtype=np.float64)
+
+    def expect_kept(self, expected):
+        # sums of integers are exact; a ratio of numbers of ranks is rounded
+        rounding = 0 if Worker.reduction == "sum" else 1e-6
+        np.testing.assert_allclose(self.kept(), expected, rtol=rounding, atol=20 * rounding)
 
     def lose(self, *ranks):
         self.workers = [worker for rank, worker in enumerate(self.workers) if rank not in ranks]
@@ -168,12 +177,17 @@ class Job:
 
     def expect_moment(self, steps):
         assert [worker.model for worker in self.workers] == [steps] * len(self.workers)
-        np.testing.assert_array_equal(self.kept(), self.moments[steps])
+        self.expect_kept(self.moments[steps])
         assert {slot.steps for worker in self.workers for slot in worker.slots.values()} == {steps}
         self.step(2)  # and training continues from there
         self.expect_success("save")
         self.fail()
-        np.testing.assert_array_equal(self.kept(), self.moments[steps + 2])
+        self.expect_kept(self.moments[steps + 2])
+
+
+@pytest.fixture(autouse=True, params=["sum", "average"])
+def reduction(request, monkeypatch):
+    monkeypatch.setattr(Worker, "reduction", request.param)
 
 
 def trained(size, steps_since=2):
@@ -203,7 +217,7 @@ def test_ranks_that_leave_right_after_a_commit():
     job.lose(0)
     job.fail()
     assert job.workers[0].model == 3
-    np.testing.assert_array_equal(job.kept(), job.moments[3])
+    job.expect_kept(job.moments[3])
 
 
 @pytest.mark.parametrize("action", ["step", "save", "sync"])
@@ -297,16 +311,18 @@ def test_a_rank_that_is_lost_with_the_one_after_it_is_told():
         on_all(job.group, [worker.keeper.sync for worker in job.workers])
 
 
-def test_loss_scales_and_steps_follow_rank_0():
+def test_loss_scales_steps_and_reductions_follow_rank_0():
     job = Job(2)
     job.workers[0].slots["a"].loss_scale = 1024.0
     job.workers[0].slots["a"].steps = 5
+    job.workers[0].slots["a"].reduction = "sum"
     job.workers.append(Worker(7))
     job.form()
     job.expect_success("sync")
     assert [
         (worker.slots["a"].loss_scale, worker.slots["b"].loss_scale) for worker in job.workers
     ] == [(1024.0, None)] * 3
+    assert [worker.slots["a"].reduction for worker in job.workers] == ["sum"] * 3
     assert [worker.slots["a"].steps for worker in job.workers] == [5] * 3
 
 
@@ -341,7 +357,7 @@ def test_memories_of_ranks_that_do_not_send_them_are_handed_on(gone, how, monkey
         job.workers += [Worker(40 + rank) for rank in gone]
     job.form()
     job.expect_success("sync")
-    np.testing.assert_array_equal(job.kept(), at_commit)
+    job.expect_kept(at_commit)
     assert all(not worker.kept.any() for worker in job.workers[1::2])
     job.step(1)
 

@@ -3,6 +3,7 @@
 This holds whatever else changes the parameter groups.
 """
 
+import functools
 import random
 
 import horovod.torch as hvd
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.torch.prepare import momentum_warning
 
 SETTINGS = {
     torch.optim.SGD: ("momentum", "dampening", "nesterov", "weight_decay"),
@@ -168,22 +170,32 @@ def test_none_undoes_it():
         # RMSprop divides by the size of what is sent
         (torch.optim.RMSprop, {"momentum": 0.0, "lr": 1.0, "weight_decay": 0.2}),
         (torch.optim.Adam, {"betas": (0.0, 0.999), "weight_decay": 0.2}),
+        (torch.optim.Adagrad, {"weight_decay": 0.2}),
         # the decay is not added to gradients
         (torch.optim.AdamW, {"betas": (0.0, 0.999)}),
     ],
 )
-def test_a_memory_with_momentum_has_other_factors(kind, large_settings):
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_a_memory_with_momentum_has_other_factors(kind, large_settings, momentum, capsys):
+    """The step size does not depend on the momentum that is replaced: it is the memory's own."""
     model, twin = network(), network()
+    if not momentum and kind is torch.optim.RMSprop:
+        large_settings = {**large_settings, "lr": 0.1}  # nothing to make up for
     compressor = compressor_of(model, memory=dr.MomentumCorrection(0.9))
     settings = {"lr": 0.1, "weight_decay": 0.02}
     if "momentum" in large_settings:
-        settings["momentum"] = 0.9
+        settings["momentum"] = momentum
+    elif "betas" in large_settings:
+        settings["betas"] = (momentum, 0.999)
     optimizer = dr.prepare(kind(model.parameters(), **settings), compressor)
     large, small = parted(twin)
     plain = kind([{"params": large, **large_settings}, {"params": small}], **settings)
     train_both(model, optimizer, twin, plain, 3)
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+    said = capsys.readouterr().out
+    assert ("a weight decay 10 times as large" in said) == ("weight_decay" in large_settings), said
+    assert ("nothing changes" in said) == (kind is torch.optim.AdamW and not momentum), said
 
 
 @pytest.mark.parametrize(
@@ -247,9 +259,51 @@ def test_what_cannot_be_prepared_is_refused():
         dr.prepare(model.parameters(), compressor)
 
 
-def test_an_optimizer_with_momentum_is_warned_of():
-    from deepreduce_hvd.torch.prepare import momentum_warning
+class Multiplied:
+    """A learning rate multiplier for each group, as a mixin."""
 
+    def step(self, closure=None):
+        rates = [group["lr"] for group in self.param_groups]
+        for number, group in enumerate(self.param_groups):
+            group["lr"] *= number
+        loss = super().step(closure)
+        for group, rate in zip(self.param_groups, rates):
+            group["lr"] = rate
+        return loss
+
+
+def decorated(kind):
+    """Return a subclass whose step is wrapped by functools.wraps."""
+    step = kind.step
+
+    @functools.wraps(step)
+    def watched(self, closure=None):
+        self.watched = len(self.param_groups)
+        return step(self, closure)
+
+    return type(f"Watched{kind.__name__}", (kind,), {"step": watched})
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("used", [False, True], ids=["fresh", "with hooks"])
+def test_a_step_of_its_own_is_refused(kind, used):
+    model = network()
+    compressor = compressor_of(model)
+    if used:  # PyTorch wraps the step of a class when its first optimizer is made
+        kind(model.parameters())
+    for own in (type("Multiplied", (Multiplied, kind), {}), decorated(kind)):
+        optimizer = own(model.parameters())
+        with pytest.raises(dr.InvalidArgumentError) as refused:
+            dr.prepare(optimizer, compressor)
+        assert f"with the step of torch.optim.{kind.__name__}, got {own.__name__}" in str(
+            refused.value
+        )
+        assert type(optimizer) is own
+    inherits = type("Inherits", (kind,), {"zero_grad": lambda self: None})
+    assert isinstance(dr.prepare(inherits(model.parameters()), compressor), inherits)
+
+
+def test_an_optimizer_with_momentum_is_warned_of():
     model = network()
     compressor = compressor_of(model)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -266,6 +320,51 @@ def test_an_optimizer_with_momentum_is_warned_of():
     _, small = parted(model)
     assert momentum_warning(torch.optim.Adam(small), compressor) is None
     assert momentum_warning(adam, compressor_of(model, memory=dr.NoMemory())) is None
+
+
+class Momentum(torch.optim.Optimizer):
+    """An optimizer that this package does not know."""
+
+    def __init__(self, parameters, **defaults):
+        super().__init__(parameters, defaults)
+
+    def step(self, closure=None):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("make", "setting"),
+    [
+        (torch.optim.SparseAdam, "betas[0]"),
+        (lambda parameters: Momentum(parameters, momentum=0.5), "momentum"),
+        (lambda parameters: Momentum(parameters, betas=(0.5, 0.9)), "betas[0]"),
+        (lambda parameters: decorated(torch.optim.SGD)(parameters, momentum=0.5), "momentum"),
+        (lambda parameters: decorated(torch.optim.Adam)(parameters), "betas[0]"),
+        (lambda parameters: Momentum(parameters, decay=0.5), None),
+        (torch.optim.LBFGS, None),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_to_do_with_an_optimizer_that_cannot_be_prepared(make, setting, wrapped):
+    """The warning and the refusal name the setting, and no warning recommends prepare."""
+    model = network()
+    compressor = compressor_of(model)
+    optimizer = make(list(model.parameters()))
+    with pytest.raises(dr.InvalidArgumentError) as refused:
+        dr.prepare(optimizer, compressor)
+    if wrapped:
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=model.named_parameters(), compression=compressor
+        )
+    text = momentum_warning(optimizer, compressor)
+    if setting is None:
+        assert text is None
+        assert str(refused.value).endswith("without prepare: it has no momentum that is known")
+        return
+    assert str(refused.value).endswith(
+        f"without prepare: set {setting} to 0 for the compressed parameters"
+    )
+    assert text.endswith(f"; set {setting} to 0 for them") and "dr.prepare" not in text
 
 
 @pytest.mark.parametrize(

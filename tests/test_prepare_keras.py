@@ -93,6 +93,36 @@ def test_compressed_variables_are_updated_without_momentum(library, seed, capsys
 
 
 @pytest.mark.parametrize("library", [tf_keras, keras], ids=["keras2", "keras3"])
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+def test_an_update_of_its_own_is_called_with_the_changed_settings(library, kind):
+    """A subclass that doubles gradients and counts its calls does so when it is prepared, too."""
+
+    def subclass():
+        class Doubles(getattr(library.optimizers, kind)):
+            calls = 0
+
+            def update_step(self, gradient, variable, *rate):
+                Doubles.calls += 1
+                return super().update_step(2 * gradient, variable, *rate)
+
+        return Doubles
+
+    own, expected = variables(), variables()
+    compressor = dr.Compressor(parameters=own)
+    first, second = subclass(), subclass()
+    name, factor = ("momentum", 2.0) if kind == "SGD" else ("beta_1", 1.0)
+    optimizer = dr.prepare(first(0.1, **{name: 0.5}), compressor)
+    plain = [second(0.1 * factor, **{name: 0.0}), second(0.1, **{name: 0.5})]
+    for step in range(3):
+        optimizer.apply_gradients(zip(gradients(step), own))
+        for one, gradient, variable in zip(plain, gradients(step), expected):
+            one.apply_gradients([(gradient, variable)])
+    for one, other in zip(own, expected):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=2e-4, atol=1e-5)
+    assert first.calls == second.calls == 6
+
+
+@pytest.mark.parametrize("library", [tf_keras, keras], ids=["keras2", "keras3"])
 def test_a_learning_rate_that_a_callback_sets_counts(library):
     """A changed learning rate takes effect in a tf.function, as in model.fit.
 

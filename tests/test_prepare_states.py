@@ -1,12 +1,15 @@
 """Test prepare with closures, hooks, compiled steps, copies and states of optimizers."""
 
 import copy
+import io
+import pickle
 
 import pytest
 import torch
 from test_prepare import compressor_of, horovod, network, same, step  # noqa: F401
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.torch.prepare import momentum_warning
 
 
 def test_a_state_is_that_of_the_plain_optimizer():
@@ -108,12 +111,109 @@ def test_a_loaded_state_has_the_entries_of_other_ranks(kind):
     assert entries[0] == entries[1]
 
 
-def test_a_copy_is_prepared_too():
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.AdamW])
+@pytest.mark.parametrize("again", [False, True], ids=["prepared by the copy", "prepared again"])
+def test_a_copy_steps_its_own_parameters_without_momentum(kind, again):
+    """A copy makes the steps of the original, and neither steps the other's parameters."""
+    model = network()
+    settings = {} if kind is torch.optim.AdamW else {"momentum": 0.9}
+    optimizer = dr.prepare(kind(model.parameters(), lr=0.01, **settings), compressor_of(model))
+    step(model, optimizer, torch.randn(8, 30))
+    twin, copied = copy.deepcopy((model, optimizer))
+    assert momentum_warning(copied, compressor_of(twin)) is None
+    if again:
+        dr.prepare(copied, compressor_of(twin))
+    twice, copied_twice = copy.deepcopy((twin, copied))
+    for _ in range(4):
+        inputs = torch.randn(8, 30)
+        step(model, optimizer, inputs)
+        step(twin, copied, inputs)
+        step(twice, copied_twice, inputs)
+    same(model, twin)
+    same(model, twice)
+    assert repr(copied) == repr(optimizer)
+    dr.prepare(copied, None)
+    assert type(copied) is kind and momentum_warning(optimizer, compressor_of(model)) is None
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("protocol", [1, 2, pickle.HIGHEST_PROTOCOL])
+def test_only_the_state_is_pickled(kind, protocol):
+    model = network()
+    optimizer = dr.prepare(kind(model.parameters(), lr=0.1), compressor_of(model))
+    step(model, optimizer, torch.randn(8, 30))
+    for save in (
+        lambda: pickle.dumps(optimizer, protocol),
+        lambda: torch.save(
+            {"optimizer": optimizer}, io.BytesIO(), pickle_protocol=max(protocol, 2)
+        ),
+    ):
+        with pytest.raises(
+            dr.InvalidArgumentError, match=rf"a prepared {kind.__name__}, .*optimizer\.state_dict"
+        ):
+            save()
+    torch.save(optimizer.state_dict(), io.BytesIO())
+    assert type(pickle.loads(pickle.dumps(dr.prepare(optimizer, None), protocol))) is kind
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
+def test_sparse_gradients_are_stepped_as_before(kind, seed):
+    """In a job of one process too: in a larger one, Horovod sums them in full."""
+    torch.manual_seed(seed)
+    settings = {} if kind is torch.optim.Adagrad else {"momentum": 0.9}
+    table, twin = (torch.nn.Embedding(60, 30, sparse=True) for _ in range(2))
+    twin.load_state_dict(table.state_dict())
+    optimizer = dr.prepare(kind(table.parameters(), lr=0.1, **settings), compressor_of(table))
+    plain = kind(twin.parameters(), lr=0.1, **settings)
+    for _ in range(5):
+        rows = torch.randint(60, (7,))
+        for one, its in ((table, optimizer), (twin, plain)):
+            its.zero_grad()
+            one(rows).square().sum().backward()
+            its.step()
+    torch.testing.assert_close(table.weight, twin.weight)
+
+
+def test_a_shallow_copy_has_the_same_parameters():
     model = network()
     compressor = compressor_of(model)
     optimizer = dr.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), compressor)
-    both = copy.deepcopy((model, optimizer))
-    assert type(both[1]) is type(optimizer)
+    copied = copy.copy(optimizer)
+    assert copied.param_groups is optimizer.param_groups
+    assert momentum_warning(copied, compressor) is None
+
+
+def test_parameters_that_another_compressor_has_are_warned_of():
+    """An optimizer is prepared for the parameters of the compressor that it was prepared with."""
+    model, other = network(), network()
+    both = [*model.parameters(), *other.parameters()]
+    optimizer = torch.optim.SGD(both, lr=0.1, momentum=0.9)
+    dr.prepare(optimizer, compressor_of(model))
+    assert momentum_warning(optimizer, compressor_of(model)) is None
+    text = momentum_warning(optimizer, compressor_of(other))
+    assert "SGD steps compressed parameters with momentum 0.9" in text
+    assert "write optimizer = dr.prepare" in text
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adam])
+def test_a_state_that_is_loaded_before_prepare_has_the_same_entries(kind):
+    """So rank 0 may also load it before it prepares the optimizer."""
+    settings = {} if kind is torch.optim.Adam else {"momentum": 0.9}
+
+    def entries(first):
+        model = network()
+        plain = kind(model.parameters(), lr=0.01, **settings)
+        step(model, plain, torch.randn(8, 30))
+        optimizer = kind(model.parameters(), lr=0.01, **settings)
+        for action in (first, "load" if first == "prepare" else "prepare"):
+            if action == "load":
+                optimizer.load_state_dict(copy.deepcopy(plain.state_dict()))
+            else:
+                dr.prepare(optimizer, compressor_of(model))
+        return {number: sorted(state) for number, state in optimizer.state_dict()["state"].items()}
+
+    assert entries("load") == entries("prepare")
 
 
 def test_groups_are_back_after_a_step_that_fails():

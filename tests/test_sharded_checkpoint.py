@@ -87,14 +87,18 @@ def whole_residuals(ranks, shards):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_other_numbers_of_hosts_and_shards_keep_the_sum(seed):
+def test_other_numbers_of_hosts_and_shards_keep_the_update(seed):
+    """A sum stays the same, an average is of another number of hosts."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
     # columns are divided evenly
     hosts, shards, new_hosts, new_shards = (draw.choice([1, 2, 3, 4]) for _ in range(4))
     old = job(hosts, shards)
+    reduction = draw.choice(["sum", "average"])
+    ratio = 1 if reduction == "sum" else new_hosts / hosts
     for slots in old.values():
         for slot in slots.values():
+            slot.reduction = reduction if slot.shape.numel() else None
             if draw.random() < 0.7:  # the others stay zeros, which are saved as one number
                 slot.state[0].copy_(torch.randint(-8, 8, slot.state[0].shape).float())
     all_states = saved(old, hosts, shards)
@@ -107,7 +111,8 @@ def test_other_numbers_of_hosts_and_shards_keep_the_sum(seed):
         for host in range(hosts):
             expected[host % new_hosts] += before[host, name]
         for host in range(new_hosts):
-            assert torch.equal(after[host, name], expected[host]), (name, host)
+            scaled = (expected[host].double() * ratio).float()
+            assert torch.equal(after[host, name], scaled), (name, host)
     assert {slot.steps for slots in new.values() for slot in slots.values()} == {4}
 
 

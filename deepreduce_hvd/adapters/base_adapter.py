@@ -126,8 +126,17 @@ class BaseAdapter:
         """Return the rank whose memory stores the residuals of ``rank``."""
         return self.compressor.communicator.keeper_of(rank, self.transport)
 
+    def expect_member(self, what):
+        """Raise InvalidArgumentError on a rank outside of the process set, which has no state."""
+        if not self.transport.includes_this_rank:
+            raise InvalidArgumentError(
+                f"{what}: expected a rank of the compressor's process set, {self.transport.ranks},"
+                f" got rank {self.transport.horovod.rank()}; leave it out on this rank"
+            )
+
     def state_dict(self):
         """Return the state of this rank."""
+        self.expect_member("state_dict")
         self.close_steps()
         return checkpoint.dump(
             self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size
@@ -135,6 +144,7 @@ class BaseAdapter:
 
     def load_state_dict(self, state):
         """Check a state, or the list of all ranks' states, and load it."""
+        self.expect_member("load_state_dict")
         self.close_steps()
         checkpoint.load(
             self.slots,

@@ -5,8 +5,9 @@ Each rank saves its own state. The same or another number of ranks can load it.
 The state of each parameter is kept in a slot of the adapter. A slot has these members:
 
 - ``shape``, ``state_names`` and ``follows_loss_scale`` define what its state contains.
-- ``steps``, ``loss_scale`` and ``memory()``, which returns {name: copy of the state array}, are
-  saved.
+- ``steps``, ``loss_scale``, ``reduction`` (one of
+  :data:`~deepreduce_hvd.communicators.wire.REDUCTIONS`) and ``memory()``, which returns {name: copy
+  of the state array}, are saved.
 - ``numpy_of(value)`` returns an array of the framework as a NumPy array, and None for anything
   else.
 - ``set_steps(steps)`` and ``set_memory({name: (d,) float32 NumPy array})`` load what was saved.
@@ -16,13 +17,14 @@ import math
 
 import numpy as np
 
+from deepreduce_hvd.communicators.wire import REDUCTIONS, SUM
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.settings import is_integer, is_number
-from deepreduce_hvd.stages.memories.saturated import saturated_sum
+from deepreduce_hvd.stages.memories.saturated import saturated_mean
 
 _VERSION = 1
 _KEYS = ("version", "fingerprint", "rank", "size", "parameters")
-_PARAMETER_KEYS = ("steps", "loss_scale", "memory")
+_PARAMETER_KEYS = ("steps", "loss_scale", "reduction", "memory")
 _MOST_LISTED = 8
 
 
@@ -34,7 +36,12 @@ def dump(slots, fingerprint, rank, size):
         "rank": rank,
         "size": size,
         "parameters": {
-            name: {"steps": slot.steps, "loss_scale": slot.loss_scale, "memory": slot.memory()}
+            name: {
+                "steps": slot.steps,
+                "loss_scale": slot.loss_scale,
+                "reduction": slot.reduction,
+                "memory": slot.memory(),
+            }
             for name, slot in slots.items()
         },
     }
@@ -58,6 +65,7 @@ def load(slots, state, fingerprint, rank, size, keeper_of=lambda rank: rank):
             _check_head(where, one, slots)
         _check_ranks(list(states.values()))
         own = [where for old, where in enumerate(states) if keeper_of(old % size) == rank]
+        sizes = len(states), size
     else:
         states = {"compressor state": state}
         _check_head("compressor state", state, slots)
@@ -68,21 +76,22 @@ def load(slots, state, fingerprint, rank, size, keeper_of=lambda rank: rank):
                 f"{state['rank']} of {state['size']}; if the number of ranks has changed, pass "
                 "the list of all ranks' states"
             )
-        own = list(states)
+        own, sizes = list(states), (size, size)
     for where, one in states.items():
         _check_fingerprint(where, one["fingerprint"], fingerprint)
         _expect_keys(f"{where}: parameters", one["parameters"], slots)
-    loaded = [_loaded(name, slot, states, own) for name, slot in slots.items()]
+    loaded = [_loaded(name, slot, states, own, sizes) for name, slot in slots.items()]
     if own == ["compressor state"] and keeper_of(rank) != rank:
         _expect_no_memory(slots, loaded, rank, keeper_of(rank))
-    for slot, (steps, loss_scale, memory) in zip(slots.values(), loaded):
+    for slot, (steps, loss_scale, reduction, memory) in zip(slots.values(), loaded):
         slot.set_steps(steps)
         slot.loss_scale = loss_scale
+        slot.reduction = reduction
         slot.set_memory(memory)
 
 
 def _expect_no_memory(slots, loaded, rank, keeper):
-    for name, (_, _, memory) in zip(slots, loaded):
+    for name, (_, _, _, memory) in zip(slots, loaded):
         if any(array.any() for array in memory.values()):
             raise InvalidArgumentError(
                 f"compressor state, parameter {name}: expected no memory on rank {rank}, whose "
@@ -175,10 +184,21 @@ def _listed(names):
     return ", ".join(names[:_MOST_LISTED]) + rest or "nothing"
 
 
-def _loaded(name, slot, states, own):
-    """Return (steps, loss scale, memory) of one parameter.
+def ratio_of(reduction, old_size, new_size):
+    """Return the factor of the memories when the number of ranks changes.
 
-    The memory is the sum of the memories in the states named in ``own``.
+    The update that waits in the memories must stay the same. With a sum, it is the sum of all
+    memories. With an average, this sum is divided by the number of ranks, so it needs the factor
+    ``new_size / old_size``. A reduction that is not known counts as an average, Horovod's default.
+    """
+    return 1.0 if reduction == SUM else new_size / old_size
+
+
+def _loaded(name, slot, states, own, sizes):
+    """Return (steps, loss scale, reduction, memory) of one parameter.
+
+    The memory is the sum of the memories in the states named in ``own``, multiplied for another
+    number of ranks. ``sizes`` are the numbers of ranks in the saved job and now.
     """
     parts = {
         where: _Part(f"{where}, parameter {name}", slot, one["parameters"][name])
@@ -193,13 +213,25 @@ def _loaded(name, slot, states, own):
                     f"{getattr(first, what)}, "
                     f"got {getattr(part, what)}"
                 )
+    known = [part for part in parts.values() if part.reduction is not None]
+    for part in known:
+        if part.reduction != known[0].reduction:
+            raise InvalidArgumentError(
+                f"{part.where}: expected the same reduction as in the other states, "
+                f"{known[0].reduction!r}, got {part.reduction!r}"
+            )
+    reduction = known[0].reduction if known else None
+    ratio = ratio_of(reduction, *sizes)
     memory = {}
     for kind in slot.state_names:
         kept = [parts[where].memory[kind] for where in own]
-        memory[kind] = kept[0] if kept else np.zeros(math.prod(slot.shape), dtype=np.float32)
-        for array in kept[1:]:
-            memory[kind] = saturated_sum(memory[kind], array)
-    return first.steps, first.loss_scale if slot.follows_loss_scale else None, memory
+        memory[kind] = (
+            saturated_mean(kept, ratio)
+            if kept
+            else np.zeros(math.prod(slot.shape), dtype=np.float32)
+        )
+    loss_scale = first.loss_scale if slot.follows_loss_scale else None
+    return first.steps, loss_scale, reduction, memory
 
 
 class _Part:
@@ -211,8 +243,11 @@ class _Part:
 
     def __init__(self, where, slot, saved):
         self.where = where
+        if isinstance(saved, dict):  # older states have no reduction
+            saved = {"reduction": None, **saved}
         _expect_keys(where, saved, _PARAMETER_KEYS)
         self.steps, self.loss_scale = saved["steps"], saved["loss_scale"]
+        self.reduction = saved["reduction"]
         if not is_integer(self.steps) or not 0 <= self.steps < 2**63:
             raise InvalidArgumentError(
                 f"{where}: expected steps, an integer in [0, 2^63), got {self.steps!r}"
@@ -221,6 +256,11 @@ class _Part:
         if scale is not None and not (is_number(scale) and 0 < scale < math.inf):
             raise InvalidArgumentError(
                 f"{where}: expected loss_scale None or a positive finite number, got {scale!r}"
+            )
+        if self.reduction not in REDUCTIONS:
+            raise InvalidArgumentError(
+                f"{where}: expected a reduction of {', '.join(map(repr, REDUCTIONS))}, got "
+                f"{self.reduction!r}"
             )
         _expect_keys(f"{where}, memory", saved["memory"], slot.state_names)
         self.memory = {

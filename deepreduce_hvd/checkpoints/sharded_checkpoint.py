@@ -143,8 +143,11 @@ def _joined_parameter(name, slot, parts, dim, ranks):
     ``dim`` is the dimension along which it was divided when it was saved. Only what merging needs
     is checked here. :func:`deepreduce_hvd.checkpoints.checkpoint.load` checks everything else.
     """
-    for what in ("steps", "loss_scale"):
-        found = {repr(part.get(what)) for part in parts}
+    # a shard without elements may not know the reduction
+    known = [part["reduction"] for part in parts if part.get("reduction") is not None]
+    for what in ("steps", "loss_scale", "reduction"):
+        values = known if what == "reduction" else [part.get(what) for part in parts]
+        found = {repr(value) for value in values}
         if len(found) > 1:
             raise InvalidArgumentError(
                 f"compressor states, parameter {name}: expected the same {what} in all shards, got "
@@ -174,4 +177,4 @@ def _joined_parameter(name, slot, parts, dim, ranks):
         whole = np.concatenate(arrays, axis=dim)
         start, stop = bounds(shape[slot.dim], ranks.rank, ranks.size)
         memory[kind] = whole.take(range(start, stop), axis=slot.dim).reshape(-1)
-    return {**parts[0], "memory": memory}
+    return {**parts[0], "reduction": known[0] if known else None, "memory": memory}

@@ -33,6 +33,8 @@ class Transport:
     local_size: int
     #: The most bytes that a rank can send, and the most that it can receive, in one collective.
     most_bytes: float = math.inf
+    #: Whether this rank is in the group; ``rank`` is an error otherwise.
+    includes_this_rank: bool = True
 
     @property
     def ranks(self) -> list[int]:

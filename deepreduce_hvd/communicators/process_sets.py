@@ -50,6 +50,10 @@ class ProcessSetTransport(Transport):
         return self.horovod.rank() if self._has_all_ranks else self.process_set.rank()
 
     @property
+    def includes_this_rank(self):  # type: ignore[override]  # as size
+        return self._has_all_ranks or self.horovod.rank() in self.process_set.ranks
+
+    @property
     def local_size(self):  # type: ignore[override]  # as size
         return self.horovod.local_size()
 

@@ -12,6 +12,10 @@ import numpy as np
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.native import core as _native
 
+AVERAGE, SUM = "average", "sum"
+#: What Horovod's reduction does; None if it is not known yet.
+REDUCTIONS = (None, AVERAGE, SUM)
+
 #: The size of a probe in bytes; it is four float32 numbers.
 PROBE_BYTES = 4 * _native.probe_length
 
@@ -156,3 +160,15 @@ def scale_of(name, reduced, ranks, fingerprint, step):
         return _native.scale(reduced, ranks, fingerprint, step)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"parameter {name}: {error}") from None
+
+
+def reduction_of(scale, size):
+    """Return :data:`AVERAGE` or :data:`SUM`, from the factor of a reduction over ``size`` ranks.
+
+    An average divides by the number of ranks. Any other factor does not depend on this number, so
+    it belongs to a sum. With one rank, None is returned: there both have the factor 1.
+    """
+    if size == 1:
+        return None
+    # the factor is read from a probe, which may be rounded to float16
+    return AVERAGE if abs(scale * size - 1) < 0.1 else SUM

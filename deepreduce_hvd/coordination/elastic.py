@@ -2,7 +2,9 @@
 
 A rank's memory holds parts of gradients that no other rank has. So every commit leaves a copy of
 each rank's memory on the next rank. When a rank is lost, the next rank adds this copy to its own
-memory. The sum of the memories over all ranks is then that of the commit.
+memory. The sum of the memories over all ranks is then that of the commit. If gradients are
+averaged, all memories are then multiplied by the new number of ranks over the old one, so that
+their mean, the update that waits in them, is that of the commit.
 """
 
 import warnings
@@ -10,6 +12,7 @@ import warnings
 import numpy as np
 
 from deepreduce_hvd.checkpoints import checkpoint
+from deepreduce_hvd.communicators.wire import REDUCTIONS
 from deepreduce_hvd.coordination import handshake, memory_transfer
 from deepreduce_hvd.coordination.commits import Commit, RankStatus, gather_statuses, lost_ranks
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
@@ -135,6 +138,7 @@ class MemoryKeeper:
         if self._restored:
             self._load(agreed)
         self._take_over(agreed, lost, size)
+        memory_transfer.rescale(self._slots, size, self._transport.size)
 
     def _status(self):
         moved = False
@@ -147,14 +151,17 @@ class MemoryKeeper:
         return RankStatus(self._fingerprint, self._restored, moved, summaries)
 
     def _follow_rank_0(self):
-        """Take the step counters and loss scales of rank 0."""
+        """Take the step counters, reductions and loss scales of rank 0."""
         transport = self._transport
         steps = np.array([slot.steps for slot in self._slots], dtype=np.int64)
         scales = np.array(
             [np.nan if slot.loss_scale is None else slot.loss_scale for slot in self._slots],
             dtype=np.float64,
         )
-        own = np.concatenate([steps.view(np.uint8), scales.view(np.uint8)])
+        reductions = np.array(
+            [REDUCTIONS.index(slot.reduction) for slot in self._slots], dtype=np.uint8
+        )
+        own = np.concatenate([steps.view(np.uint8), scales.view(np.uint8), reductions])
         received = transport.wait(
             transport.broadcast(
                 own if transport.rank == 0 else None, 0, "deepreduce.elastic.counters"
@@ -165,16 +172,22 @@ class MemoryKeeper:
                 f"elastic training: expected {own.size} bytes of counters from rank 0, "
                 f"got {received.size}"
             )
-        steps, scales = np.split(np.array(received), [steps.nbytes])
-        for slot, taken, scale in zip(
-            self._slots, steps.view(np.int64).tolist(), scales.view(np.float64).tolist()
+        parts = np.split(np.array(received), [steps.nbytes, steps.nbytes + scales.nbytes])
+        steps, scales, reductions = parts[0].view(np.int64), parts[1].view(np.float64), parts[2]
+        for slot, taken, scale, reduction in zip(
+            self._slots, steps.tolist(), scales.tolist(), reductions.tolist()
         ):
-            if taken < 0 or not (np.isnan(scale) or 0 < scale < np.inf):
+            if (
+                taken < 0
+                or not (np.isnan(scale) or 0 < scale < np.inf)
+                or reduction >= len(REDUCTIONS)
+            ):
                 raise CorruptPayloadError(
-                    "elastic training: expected rank 0's steps and loss scale, got "
-                    f"{taken} and {scale}"
+                    "elastic training: expected rank 0's steps, loss scale and reduction, got "
+                    f"{taken}, {scale} and {reduction}"
                 )
             slot.set_steps(taken)
+            slot.reduction = REDUCTIONS[reduction]
             slot.loss_scale = None if np.isnan(scale) else scale
 
     def _commit(self, before, number):

@@ -66,10 +66,12 @@ def agree(adapter, with_steps=True):
 
     Raises:
         InvalidArgumentError: the ranks' settings differ; the message names those settings and their
-            values on each rank.
+            values on each rank. Or this rank is not in the process set.
         CorruptPayloadError: a rank sent bytes that are not a description.
     """
     transport = adapter.transport
+    if not transport.includes_this_rank:
+        adapter.expect_member("compress")
     if transport.size == 1:
         adapter.agreed = True
         return
@@ -113,7 +115,7 @@ def take_part(transport_class, is_awaited):
         # in elastic training, all ranks call ``sync`` at once
         if type(other.transport) is not transport_class or other.elastic is not None:
             continue
-        if not other.agreed and _has_others(other) and is_awaited(name_of(other)):
+        if not other.agreed and _takes_part(other) and is_awaited(name_of(other)):
             _begin(other, None, True)
 
 
@@ -159,7 +161,7 @@ def _begin_others(adapter):
     """
     own = _process_set(adapter)
     for other in list(_adapters):
-        if not _is_alike(other, adapter) or not _has_others(other):
+        if not _is_alike(other, adapter) or not _takes_part(other):
             continue
         if _rank(_process_set(other)) == _rank(own):
             _begin(other, None, True)
@@ -182,9 +184,13 @@ def _is_alike(adapter, other):
     return type(adapter.transport) is type(other.transport)
 
 
-def _has_others(adapter):
-    """Return whether an adapter's process set has other ranks, and was not removed."""
-    return (adapter.transport.size or 0) > 1
+def _takes_part(adapter):
+    """Return whether this rank is in an adapter's process set, with others.
+
+    A rank outside of it may create the same compressors as the others. A process set that was
+    removed has no size.
+    """
+    return (adapter.transport.size or 0) > 1 and adapter.transport.includes_this_rank
 
 
 def _rank(key):
@@ -208,7 +214,10 @@ class _Comparison:
         self._waiting = {
             one.compressor.number: one
             for one in (*_adapters, adapter)
-            if not one.agreed and _is_alike(one, adapter) and _process_set(one) == key
+            if not one.agreed
+            and _is_alike(one, adapter)
+            and _takes_part(one)
+            and _process_set(one) == key
         }
         self._described = {
             number: one.describe(with_steps) for number, one in self._waiting.items()

@@ -6,7 +6,9 @@ same parameters, so memories have the same size on all ranks.
 
 import numpy as np
 
+from deepreduce_hvd.checkpoints.checkpoint import ratio_of
 from deepreduce_hvd.errors import CorruptPayloadError
+from deepreduce_hvd.stages.memories.saturated import saturated_mean
 
 #: bytes of a memory per collective; Horovod's lengths have 31 bits
 _PART_BYTES = 1 << 30
@@ -70,6 +72,17 @@ def add(slots, copy):
             memory[kind] = array + copy[start : start + array.size].reshape(array.shape)
             start += array.size
         slot.set_memory(memory)
+
+
+def rescale(slots, old_size, new_size):
+    """Adapt the memories to another number of ranks, so that the update in them stays the same."""
+    for slot in slots:
+        ratio = ratio_of(slot.reduction, old_size, new_size)
+        if ratio != 1:
+            memory = slot.memory().items()
+            slot.set_memory(
+                {kind: saturated_mean([np.asarray(part)], ratio) for kind, part in memory}
+            )
 
 
 def clear(slots):

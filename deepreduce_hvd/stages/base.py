@@ -248,7 +248,8 @@ class Memory(Stage):
 
     State arrays have the unit of the gradient. When the loss scale changes, they are multiplied by
     the ratio of the scales. When a rank takes over the memories of other ranks, their state arrays
-    are added. All state arrays start at zero.
+    are added. If the number of ranks changes while gradients are averaged, state arrays are
+    multiplied by the ratio of the numbers. All state arrays start at zero.
     """
 
     #: The names of the (d,) float32 state arrays of each parameter, in the order of docs/format.md.

@@ -33,6 +33,7 @@ from deepreduce_hvd.tensorflow.slot import Identity, Slot, reduced_dtype, sent_d
 from deepreduce_hvd.tensorflow.variables import (
     Variables,
     View,
+    current_reduction,
     expect_variable,
     reduces_several,
     reducing_process_set,
@@ -211,7 +212,7 @@ class Adapter(BaseAdapter):
     def _begin(self, slot, tensor, variable):
         """Build what Horovod reduces for a gradient: the gradient itself, or a probe."""
         begun = self.void_steps.begin(slot, tensor)
-        self.note_reduction(slot)
+        self.note_reduction(slot, current_reduction(self.transport.size))
         if slot.dense and slot.choice is None:
             if slot.policy.way == FP16 and reduces_several():
                 raise InvalidArgumentError(
@@ -252,8 +253,14 @@ class Adapter(BaseAdapter):
         group.payloads.append(payload)
         return probe, Pending(slot, tensor, group, len(group.payloads) - 1, step)
 
-    def note_reduction(self, slot):
-        """Note that the gradients of a slot are exchanged; one process alone exchanges nothing."""
+    def note_reduction(self, slot, reduction):
+        """Note that the gradients of a slot are exchanged; one process alone exchanges nothing.
+
+        Args:
+            slot: the slot.
+            reduction: one of :data:`~deepreduce_hvd.communicators.wire.REDUCTIONS`.
+        """
+        slot.reduction = reduction or slot.reduction
         slot.reduced = slot.reduced or self.transport.size > 1 or is_elastic()
 
     def _warn_of_momentum(self):

@@ -154,20 +154,41 @@ def momentum_warning(compressor):
         of_horovod = frame.f_globals.get("__name__", "").startswith("horovod.")
         optimizer = frame.f_locals.get("self") if of_horovod else None
         if "_allreduce_grads" in getattr(optimizer, "__dict__", ()):
-            delayed = [policy for policy in compressor.policies.values() if policy.delays]
-            momentum = momentum_of(optimizer) if delayed and not is_prepared(optimizer) else 0.0
+            delayed = _stepped_with_momentum(optimizer, compressor, frame.f_locals.get("vars"))
+            momentum = momentum_of(optimizer) if delayed else 0.0
             if not momentum:
                 return None
             kind = _kind(optimizer)
             legacy = not hasattr(optimizer, "update_step")
+            known = "Adam" if kind == "Nadam" else kind  # see ``prepare``
             return warning(
                 f"legacy.{kind}" if legacy else kind,
                 _KNOWN[kind],
                 momentum,
                 delayed[0].memory,
-                f"tf.keras.optimizers.{kind}(...)" if legacy else "optimizer",
+                f"tf.keras.optimizers.{known}(...)" if legacy or known != kind else "optimizer",
             )
     return None
+
+
+def _stepped_with_momentum(optimizer, compressor, reduced):
+    """Return the policies of delayed gradients for which an optimizer is not prepared.
+
+    Args:
+        optimizer: the optimizer. It may be prepared with another compressor, which may not have
+            these variables.
+        compressor: the compressor of the gradients.
+        reduced: list of the variables whose gradients are reduced now; None for all.
+    """
+    known = compressor.adapter.variables
+    prepared = optimizer.preparation.compresses if is_prepared(optimizer) else lambda _: False
+    delayed = []
+    for variable in known.by_name().values() if reduced is None else reduced:
+        slot = known.slot_of(variable)
+        policy = None if slot is None else compressor.policies[slot.label]
+        if policy is not None and policy.delays and not prepared(variable):
+            delayed.append(policy)
+    return delayed
 
 
 def _hint_on_clipping(optimizer, compressor):
@@ -208,14 +229,24 @@ def prepare(optimizer, compressor):
         return None if slot is None else compressor.policies[slot.label]
 
     preparation = Preparation(compressor, policy_of, normalizes=kind == "RMSprop")
+    momentum, scales = momentum_of(optimizer), name == "momentum"
     changes = preparation.describe(
         original.__name__,
         name,
-        [(momentum_of(optimizer), 0.0, list(compressor.policies.values()))],
-        scales_learning_rate=name == "momentum",
+        [
+            # weight decay of Keras is not added to gradients
+            (
+                momentum,
+                preparation.factors(policy, momentum, scales_learning_rate=scales)
+                if policy.delays
+                else None,
+            )
+            for policy in compressor.policies.values()
+        ],
+        with_hint=not scales,
     )
     changes += _hint_on_clipping(optimizer, compressor)
-    if momentum_of(optimizer) and compressor.adapter.transport.size == 1:
+    if momentum and compressor.adapter.transport.size == 1:
         changes += "; this also applies to a job of one process, which compresses nothing"
     if name is not None:
         optimizer.__class__ = type(

@@ -4,6 +4,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from deepreduce_hvd.communicators import Allgather
+from deepreduce_hvd.communicators.wire import AVERAGE, SUM
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.stages.memories import NoMemory, Residual
 from deepreduce_hvd.tensorflow.graph import position_of, refuse_xla
@@ -51,7 +52,7 @@ def reduce_slices(adapter, slices, variable, op):
     if slot.home is not None:
         slot.move_to_host()
     slot.dtype = slices.dtype
-    adapter.note_reduction(slot)
+    adapter.note_reduction(slot, AVERAGE if op == hvd.Average else SUM)
     collectives = adapter.collectives
     with tf.device("CPU:0"), tf.control_dependencies(agreed):
         step = slot.steps_taken.read_value()  # before the encoder increments it

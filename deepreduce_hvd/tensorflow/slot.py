@@ -93,6 +93,8 @@ class Slot(tf.Module):
         self.dtype = tf.as_dtype(parameter.dtype)
         #: whether its gradients are exchanged, as eager calls and traced graphs show
         self.reduced = False
+        #: whether its gradients are averaged or summed, one of ``wire.REDUCTIONS``
+        self.reduction = None
         self.follows_loss_scale = follows_loss_scale
         #: last OptimizerStep with a gradient of this variable
         self.step = None
@@ -311,6 +313,7 @@ class Identity(tf.train.experimental.PythonState):
 
     def _own(self):
         adapter = self._adapter
+        adapter.expect_member("checkpoint of the compressor")
         rank = adapter.transport.rank
         return {
             "fingerprint": adapter.compressor.fingerprint,

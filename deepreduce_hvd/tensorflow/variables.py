@@ -16,8 +16,10 @@ it runs on the variable that it was traced for.
 import sys
 import weakref
 
+import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.coordination.watch import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.ops import checked, operators
@@ -211,6 +213,21 @@ def arguments_of_reduction():
             "compress: expected a call by Horovod's allreduce with schedule='auto', got another one"
         )
     return {name: frame.f_locals[name] for name in ("op", "prescale_factor", "postscale_factor")}
+
+
+def current_reduction(size):
+    """Return whether Horovod's current reduction averages or sums, one of ``wire.REDUCTIONS``.
+
+    Args:
+        size: the number of ranks.
+    """
+    frame = _calling_frame()
+    if frame is None:
+        return None
+    if frame.f_locals["op"] == hvd.Average:
+        return wire.AVERAGE
+    factor = frame.f_locals["prescale_factor"] * frame.f_locals["postscale_factor"]
+    return wire.reduction_of(factor, size) or wire.SUM
 
 
 def reduces_several():

@@ -105,6 +105,9 @@ class Adapter(TorchAdapter):
             self._close(slot.last_step)
         step.add(slot)
         slot.steps += 1
+        if self.transport.size == 1 and caller.owner is not DIRECT:
+            # one rank alone cannot tell it from the factor
+            slot.reduction = wire.AVERAGE if caller.owner.op == hvd.Average else wire.SUM
         made, slot.made = slot.made, False
         if slot.dense:
             way = slot.policy.way
@@ -228,6 +231,8 @@ class Adapter(TorchAdapter):
         except InvalidArgumentError:
             flight.roll_call.wait()
             raise
+        if self.transport.size > 1:
+            slot.reduction = wire.reduction_of(scale, self.transport.size)
         memory = pending.memory_for_result(tensor)
         self._probes.give_back(pending.kept)
         self._exchanges.run(step.flights, self.transport)

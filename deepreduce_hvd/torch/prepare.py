@@ -1,11 +1,13 @@
 """Prepare a PyTorch optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
 
-from typing import TYPE_CHECKING, Any
+import copy
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.preparation import Preparation, undo, warning
+from deepreduce_hvd.torch.slot import Slot
 
 #: optimizers whose groups have ``momentum`` or ``betas``, or whose update has no momentum
 _KNOWN = (
@@ -19,6 +21,9 @@ _KNOWN = (
     torch.optim.Adagrad,
     torch.optim.Adadelta,
 )
+
+#: the code of PyTorch's wrapper around ``step``, which runs the hooks
+_HOOKS_CODE = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
 
 
 # For type checkers, the mixin derives from the class that it is combined with at run time.
@@ -37,6 +42,8 @@ class _Prepared(_Optimizer):
     """
 
     preparation: Preparation
+    #: parameter -> its slot in the compressor
+    slots: ClassVar[dict[torch.Tensor, Slot]]
     original_class: type[torch.optim.Optimizer]
 
     # torch.compile would keep the groups of the first step
@@ -47,7 +54,7 @@ class _Prepared(_Optimizer):
             with torch.enable_grad():
                 loss = closure()
         groups = self.param_groups
-        self.param_groups = [part for group in groups for part in _split(group, self.preparation)]
+        self.param_groups = [part for group in groups for part in self._split(group)]
         try:
             _without_hooks(self.original_class.step)(self)
         finally:
@@ -62,14 +69,52 @@ class _Prepared(_Optimizer):
 
     def load_state_dict(self, state_dict):
         super().load_state_dict(state_dict)
-        if isinstance(self, torch.optim.SGD):
-            # as if this optimizer had made all steps: hvd.broadcast_optimizer_state expects the
-            # same state on all ranks, and only rank 0 may load one
-            for parameter in self._stepped_without_momentum():
-                state = self.state.get(parameter, {})
-                state.pop("momentum_buffer", None)
-                if not state:
-                    self.state.pop(parameter, None)
+        self.drop_momenta()
+
+    def drop_momenta(self):
+        """Drop the momenta of SGD that are not used, as if this optimizer had made all steps.
+
+        hvd.broadcast_optimizer_state expects the same state on all ranks, and only rank 0 may load
+        one, before or after it prepares the optimizer.
+        """
+        if not isinstance(self, torch.optim.SGD):
+            return
+        for parameter in self._stepped_without_momentum():
+            state = self.state.get(parameter, {})
+            state.pop("momentum_buffer", None)
+            if not state:
+                self.state.pop(parameter, None)
+
+    def __reduce_ex__(self, protocol):
+        """Refuse to pickle: the class is made at run time, and parameters in a file are copies."""
+        raise InvalidArgumentError(
+            f"pickle or torch.save: expected the state of a prepared {type(self).__name__}, got the"
+            " optimizer itself; save optimizer.state_dict(), and load it into an optimizer that"
+            " dr.prepare has prepared, or call dr.prepare(optimizer, None) before"
+        )
+
+    def __copy__(self):
+        copied = object.__new__(type(self))
+        copied.__setstate__(self.__getstate__())
+        return copied
+
+    def __deepcopy__(self, memo):
+        """Return a copy that is prepared for the copies of the parameters."""
+        copied = object.__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        if _is_wrapped(self):
+            return copied
+        preparation = copy.copy(self.preparation)
+        policies, slots = {}, {}
+        for group, copies in zip(self.param_groups, copied.param_groups):
+            for parameter, own in zip(group["params"], copies["params"]):
+                if parameter in self.slots:
+                    policies[own] = self.preparation.policy_of(parameter)
+                    slots[own] = self.slots[parameter]
+        preparation.policy_of = policies.get
+        copied.__class__ = _prepared_class(self.original_class, preparation, slots)
+        return copied
 
     def _stepped_without_momentum(self):
         """Return the parameters whose momentum is replaced."""
@@ -78,50 +123,85 @@ class _Prepared(_Optimizer):
             for group in self.param_groups
             if momentum_of(group)
             for parameter in group["params"]
-            if self.preparation.compresses(parameter)
+            if self._compresses(parameter)
         ]
+
+    def _compresses(self, parameter):
+        """Return whether parts of a parameter's gradients are sent in later steps.
+
+        Sparse gradients that are not made dense are summed by Horovod itself, in full.
+        """
+        if not self.preparation.compresses(parameter):
+            return False
+        slot = self.slots[parameter]
+        if slot.steps != slot.untimed_steps:
+            return slot.uncompressed_path != "sparse"
+        # one process alone exchanges nothing
+        gradient = parameter.grad
+        sparse = gradient is not None and gradient.is_sparse
+        return not sparse or getattr(self, "sparse_as_dense", False)
+
+    def _split(self, group):
+        """Return the groups to step in place of ``group``: those that change, and the rest."""
+        # memories with a momentum of their own have other factors
+        by_factors: dict[tuple[float, float], list] = {}
+        rest = []
+        for parameter in group["params"]:
+            compressed = self._compresses(parameter)
+            factors = _factors(self.preparation, parameter, group) if compressed else None
+            if factors is None:
+                rest.append(parameter)
+            else:
+                by_factors.setdefault(factors, []).append(parameter)
+        if not by_factors:
+            return [group]
+        plain = _without_momentum(group)
+        stepped = []
+        for (rate, decay), own in by_factors.items():
+            stepped.append({**plain, "params": own})
+            if rate != 1:
+                stepped[-1]["lr"] = group["lr"] * rate
+            if decay != 1:
+                stepped[-1]["weight_decay"] = group["weight_decay"] * decay
+        return [*stepped, *([{**group, "params": rest}] if rest else [])]
 
 
 def _without_hooks(step):
     """Return the function of a class's ``step`` that PyTorch's wrapper for hooks calls.
 
-    The wrapper of the prepared class runs the hooks.
+    The wrapper of the prepared class runs the hooks. Wrappers of others also have the attribute
+    ``hooked``, which functools.wraps copies, so this one is known by its code.
     """
-    return step.__wrapped__ if getattr(step, "hooked", False) else step
+    while getattr(step, "__code__", None) is _HOOKS_CODE:
+        step = step.__wrapped__
+    return step
 
 
-def _split(group, preparation):
-    """Return the groups to step in place of ``group``: those without momentum, and the rest."""
-    change = momentum_of(group)
-    compressed = [p for p in group["params"] if preparation.compresses(p)] if change else []
-    if not compressed:
-        return [group]
-    rest = [p for p in group["params"] if not preparation.compresses(p)]
-    parts = [{**group, "params": rest}] if rest else []
-    # memories with a momentum of their own have other factors
-    by_factors: dict[tuple[float, float], list] = {}
-    for parameter in compressed:
-        policy, rate = preparation.policy_of(parameter), 1.0
-        if "betas" not in group:
-            rate = preparation.learning_rate_factor(policy, change, group.get("dampening", 0))
-        decay = preparation.weight_decay_factor(policy, group.get("decoupled_weight_decay"))
-        by_factors.setdefault((rate, decay), []).append(parameter)
+def _factors(preparation, parameter, group):
+    """Return the factors of the learning rate and of the weight decay of a compressed parameter.
+
+    Return None if its group is stepped as it is.
+    """
+    return preparation.factors(
+        preparation.policy_of(parameter),
+        momentum_of(group),
+        dampening=group.get("dampening", 0),
+        scales_learning_rate="betas" not in group,
+        decays=bool(group.get("weight_decay", 0)) and not group.get("decoupled_weight_decay"),
+    )
+
+
+def _without_momentum(group):
+    """Return the settings of a group with a momentum of 0."""
     plain = dict(group)
     if "betas" in group:
         first, second = group["betas"]  # both numbers or both tensors
         plain["betas"] = first * 0, second
-    else:
+    elif "momentum" in group:
         plain["momentum"] = 0.0
     if "nesterov" in group:
         plain.update(nesterov=False, dampening=0.0)
-    stepped = []
-    for (rate, decay), own in by_factors.items():
-        stepped.append({**plain, "params": own})
-        if rate != 1:
-            stepped[-1]["lr"] = group["lr"] * rate
-        if decay != 1:
-            stepped[-1]["weight_decay"] = group["weight_decay"] * decay
-    return [*stepped, *parts]
+    return plain
 
 
 def momentum_of(group):
@@ -129,28 +209,80 @@ def momentum_of(group):
     return group["betas"][0] if "betas" in group else group.get("momentum", 0)
 
 
+def _setting_of(group):
+    """Return the name of the momentum in a parameter group, or None if it has none."""
+    if "betas" in group:
+        return "betas[0]"
+    return "momentum" if "momentum" in group else None
+
+
 def is_prepared(optimizer):
     """Return whether compressed parameters of this optimizer are stepped without momentum."""
     return isinstance(optimizer, _Prepared)
 
 
+def _is_wrapped(optimizer):
+    """Return whether an optimizer is a ``hvd.DistributedOptimizer``."""
+    return hasattr(optimizer, "_allreduce_delay")
+
+
 def _policies(compressor):
-    """Return {id of a parameter: its policy}."""
+    """Return {parameter: its policy}."""
     slots = compressor.adapter.slots
-    return {id(slot.parameter): compressor.policies[name] for name, slot in slots.items()}
+    return {slot.parameter: compressor.policies[name] for name, slot in slots.items()}
 
 
 def momentum_warning(optimizer, compressor):
-    """Return a warning if an optimizer steps delayed gradients with momentum, else None."""
-    if is_prepared(optimizer):
-        return None
+    """Return a warning if an optimizer steps delayed gradients with momentum, else None.
+
+    One that was prepared with another compressor may not know the parameters of this one.
+    """
+    prepared = optimizer.preparation.compresses if is_prepared(optimizer) else lambda _: False
     groups = [group for group in optimizer.param_groups if momentum_of(group)]
     policies = _policies(compressor) if groups else {}
     for group in groups:
-        for policy in (policies.get(id(parameter)) for parameter in group["params"]):
-            if policy is not None and policy.delays:
-                name = "betas[0]" if "betas" in group else "momentum"
-                return warning(type(optimizer).__name__, name, momentum_of(group), policy.memory)
+        for parameter in group["params"]:
+            policy = policies.get(parameter)
+            if policy is not None and policy.delays and not prepared(parameter):
+                name, momentum = _setting_of(group), momentum_of(group)
+                instead = None if _refusal_of(optimizer) is None else f"set {name} to 0 for them"
+                return warning(
+                    type(optimizer).__name__, name, momentum, policy.memory, instead=instead
+                )
+    return None
+
+
+def _known_kind(kind):
+    """Return the class of PyTorch that a class of optimizers derives from, or None."""
+    return next((one for one in kind.__mro__ if one in _KNOWN), None)
+
+
+def _refusal_of(optimizer):
+    """Return why an optimizer cannot be prepared, because its steps are not known; else None.
+
+    A step of its own would see other groups than the user's: copies, more of them, and in another
+    order. The step of ``hvd.DistributedOptimizer`` calls that of the optimizer that it wraps.
+    """
+    kind = type(optimizer).__mro__[_is_wrapped(optimizer)]
+    if is_prepared(optimizer):
+        kind = optimizer.original_class
+    known, setting = _known_kind(kind), _setting_of(optimizer.param_groups[0])
+    advice = (
+        "it has no momentum that is known"
+        if setting is None
+        else f"set {setting} to 0 for the compressed parameters"
+    )
+    if known is None:
+        return (
+            f"expected one of {', '.join(one.__name__ for one in _KNOWN)}, got {kind.__name__}; use"
+            f" it without prepare: {advice}"
+        )
+    if _without_hooks(kind.step) is not _without_hooks(known.step):
+        return (
+            f"expected an optimizer with the step of torch.optim.{known.__name__}, got"
+            f" {kind.__name__}, which has its own; if it wraps another optimizer, prepare that one;"
+            f" otherwise use it without prepare: {advice}"
+        )
     return None
 
 
@@ -161,46 +293,56 @@ def prepare(optimizer, compressor):
             "prepare: expected an optimizer without a learning rate scheduler, got one whose step "
             "a scheduler watches; create schedulers after prepare"
         )
-    undo(optimizer, is_prepared(optimizer), wrapped=hasattr(optimizer, "_allreduce_delay"))
+    undo(optimizer, is_prepared(optimizer), wrapped=_is_wrapped(optimizer))
     if compressor is None:
         return None
-    if not isinstance(optimizer, _KNOWN):
-        raise InvalidArgumentError(
-            f"prepare: expected one of {', '.join(kind.__name__ for kind in _KNOWN)}, got "
-            f"{type(optimizer).__name__}; use it without prepare, and if it has momentum, set that"
-            " to 0 for the compressed parameters"
-        )
+    refusal = _refusal_of(optimizer)
+    if refusal is not None:
+        raise InvalidArgumentError(f"prepare: {refusal}")
     original = type(optimizer)
     policies = _policies(compressor)
+    slots = {slot.parameter: slot for slot in compressor.adapter.slots.values()}
     preparation = Preparation(
         compressor,
-        lambda parameter: policies.get(id(parameter)),
+        policies.get,
         normalizes=issubclass(original, torch.optim.RMSprop),
         decouples=issubclass(original, torch.optim.AdamW),
     )
     changes = preparation.describe(
         original.__name__,
-        "betas[0]" if "betas" in optimizer.defaults else "momentum",
+        _setting_of(optimizer.defaults) or "momentum",
         [
             (
                 momentum_of(group),
-                group.get("dampening", 0),
-                list(map(preparation.policy_of, group["params"])),
+                _factors(preparation, parameter, group)
+                if preparation.compresses(parameter)
+                else None,
             )
             for group in optimizer.param_groups
+            for parameter in group["params"]
         ],
-        scales_learning_rate="betas" not in optimizer.defaults,
+        with_hint="betas" in optimizer.defaults,
     )
+    optimizer.__class__ = _prepared_class(original, preparation, slots)
+    optimizer.drop_momenta()
+    return changes
+
+
+def _prepared_class(original, preparation, slots):
+    """Return the class of an optimizer of class ``original`` that is prepared.
+
+    The further arguments are attributes of :class:`_Prepared`.
+    """
     step: Any = original.profile_hook_step(_Prepared.step)
     step.hooked = True
-    optimizer.__class__ = type(
+    return type(
         original.__name__,
         (_Prepared, original),
         {
             "preparation": preparation,
+            "slots": slots,
             "original_class": original,
             "step": step,
             "__module__": original.__module__,
         },
     )
-    return changes

@@ -32,6 +32,8 @@ class Slot:
         # never changes the payload
         self.threshold = torch.zeros(1, dtype=torch.float32)
         self.loss_scale = None
+        #: whether its gradients are averaged or summed, one of ``wire.REDUCTIONS``
+        self.reduction = None
         #: whether the memory may be nonzero
         self.remembers = False
         #: On a GPU, whether the last step emptied the memory: a flag that is on its way to the

@@ -136,7 +136,8 @@ def scenario_resume_with_fewer_ranks(directory):
         for name, saved in resumed.state_dict()["parameters"].items():
             for kind, kept in saved["memory"].items():
                 total = sum(one["parameters"][name]["memory"][kind].double() for one in states)
-                torch.testing.assert_close(kept.double(), total, rtol=0, atol=1e-6)
+                mean = total / len(states)  # DDP averages
+                torch.testing.assert_close(kept.double(), mean, rtol=0, atol=1e-6)
         loss_of(model, 1, 0).backward()
         assert resumed.stats()["branch.weight"]["steps"] == 2
 

@@ -34,7 +34,7 @@ class Worker:
     Args:
         hvd: the Horovod module of the framework.
         step: function of a number that makes this step and checks that all ranks agree.
-        snapshot: function that returns the parameters and the sum of all ranks' memories, two arrays.
+        snapshot: function that returns the parameters and the mean of all ranks' memories, two arrays.
         as_rank_0: function that returns rank 0's value of an int.
     """
 

@@ -32,7 +32,8 @@ def main(folder, saved_after, lost_after):
         compressor.load_state_dict(states)
         for name, found in sum_of_residuals(compressor, mesh).items():
             assert training["residuals"][name].any(), name
-            torch.testing.assert_close(found, training["residuals"][name], rtol=0, atol=1e-6)
+            update = training["residuals"][name] * 4 / 2  # the average of twice as many hosts
+            torch.testing.assert_close(found, update, rtol=0, atol=1e-6)
         first = training["step"]
         print(f"resumed at {first}", flush=True)
     for step in range(first, 20):

@@ -266,23 +266,29 @@ def sum_of_residuals(compressor, mesh):
 
 
 def scenario_resume_with_other_hosts_and_shards(directory):
-    mesh = meshes(2)
-    network = Network()
-    compressor = sharded(network, mesh, CODEC)
-    train(network, 0, 2)
-    expected = sum_of_residuals(compressor, mesh)
-    assert any(one.abs().max() > 0 for one in expected.values())
-    states = [None] * dist.get_world_size()
-    dist.all_gather_object(states, compressor.state_dict())
-    for hosts in (1, 4, 2):
-        mesh = meshes(hosts)
-        other = Network()
-        resumed = sharded(other, mesh, CODEC)
-        resumed.load_state_dict(states)
-        for name, found in sum_of_residuals(resumed, mesh).items():
-            torch.testing.assert_close(found, expected[name], rtol=0, atol=1e-6)
-        train(other, 2, 1)
-        assert resumed.stats()["branch.weight"]["steps"] == 3
+    """The update in the residuals stays the same: their mean, or with a divisor set, their sum."""
+    for prepare in (None, _divide):
+        mesh = meshes(2)
+        network = Network()
+        compressor = sharded(network, mesh, CODEC)
+        if prepare is not None:
+            prepare(network)
+            _force_sums(network)  # Gloo does not divide float32
+        train(network, 0, 2)
+        expected = sum_of_residuals(compressor, mesh)
+        assert any(one.abs().max() > 0 for one in expected.values())
+        states = [None] * dist.get_world_size()
+        dist.all_gather_object(states, compressor.state_dict())
+        for hosts in (1, 4, 2):
+            mesh = meshes(hosts)
+            other = Network()
+            resumed = sharded(other, mesh, CODEC)
+            resumed.load_state_dict(states)
+            for name, found in sum_of_residuals(resumed, mesh).items():
+                update = expected[name] * (hosts / 2 if prepare is None else 1)
+                torch.testing.assert_close(found, update, rtol=0, atol=1e-6)
+            train(other, 2, 1)
+            assert resumed.stats()["branch.weight"]["steps"] == 3
 
 
 def scenario_refused(directory):

@@ -70,7 +70,7 @@ def main(directory, settings, kind):
         flat = [variable.numpy().reshape(-1) for variable in variables(named)]
         memories = [one["memory"] for one in compressor.state_dict()["parameters"].values()]
         kept = [part.reshape(-1) for memory in memories for part in memory.values()]
-        return np.concatenate(flat), sum_over_ranks(np.concatenate(kept))
+        return np.concatenate(flat), sum_over_ranks(np.concatenate(kept)) / hvd.size()
 
     def as_rank_0(number):
         return hvd.broadcast(tf.constant(number, tf.int64), 0, name="commits")

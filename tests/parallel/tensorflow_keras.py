@@ -81,6 +81,18 @@ def scenario_a_second_optimizer_with_a_name_of_its_own_is_checked(directory):
     assert "SGD steps compressed parameters with momentum 0.9" in said, said
 
 
+def scenario_an_optimizer_prepared_for_another_model_is_warned_of(directory):
+    """It is prepared for the variables of the compressor that it was prepared with."""
+    for others in (False, True):
+        network, compressor = made()
+        used = made()[1] if others else compressor
+        optimizer = dr.prepare(tf.keras.optimizers.SGD(0.01, momentum=0.9), used)
+        said = fit(network, optimizer, compressor)
+        assert len(said) == others, said
+        if others:
+            assert "SGD steps compressed parameters with momentum 0.9" in said[0], said
+
+
 def scenario_only_what_was_exchanged_is_counted(directory):
     for dense_below in (0, 10_000):
         network, compressor = made(OwnStep, dense_below=dense_below)

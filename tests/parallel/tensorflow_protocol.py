@@ -3,12 +3,16 @@
 These are configurations and process sets. Started by test_tensorflow_protocol.py under horovodrun.
 """
 
+import contextlib
+import io
 import sys
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+import tf_keras
 from protocol_tools import SAME, before_last, on_last
+from scenario_runner import refused
 from tensorflow_tools import (
     Version1,
     assert_equal_everywhere,
@@ -187,6 +191,49 @@ def scenario_horovod_and_the_compressor_have_other_process_sets(directory):
     hvd.allreduce(tf.zeros([1]), name="process sets")
     hvd.remove_process_set(some)
     assert not found, found
+
+
+def scenario_ranks_outside_of_a_process_set_have_the_same_compressors(directory):
+    """Every rank makes the compressors of all process sets, in the same order.
+
+    A rank outside of one takes no part in its handshake, and has no state.
+    """
+    some = hvd.add_process_set(list(range(hvd.size() - 1)))
+    parts = []
+    for members in (some, hvd.global_process_set):
+        named = model()
+        compressor = compressor_of(named, process_set=members)
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            dr.prepare(tf_keras.optimizers.SGD(0.1, momentum=0.9), compressor)
+        assert ("prepared SGD" in said.getvalue()) == (hvd.rank() == 0), said.getvalue()
+        parts.append((named, compressor, make_step(named, compressor, process_set=members)))
+    # the compressor of some ranks still waits for its handshake at the first step of the other
+    for number in (1, 0, 1):
+        if number or some.included():
+            parts[number][2](batch(0))
+    assert_equal_everywhere(variables(parts[1][0]), "all ranks")
+    compressor = parts[0][1]
+    compressor.summary()
+    if some.included():
+        compressor.load_state_dict(compressor.state_dict())
+    else:
+        message = (
+            rf"expected a rank of the compressor's process set, .*got rank {hvd.rank()}; leave"
+        )
+        checkpoint = tf.train.Checkpoint(compressor=compressor.trackable)
+        for call in (
+            compressor.state_dict,
+            lambda: compressor.load_state_dict({}),
+            lambda: checkpoint.write(str(directory / "outside")),
+            lambda: parts[0][2](batch(0)),
+        ):
+            with refused(message):
+                call()
+    hvd.allreduce(tf.zeros([1]), name="outside")
+    for _, one, _ in parts:
+        one.close()
+    hvd.remove_process_set(some)
 
 
 def scenario_process_sets_that_are_there_already(directory):

@@ -100,7 +100,10 @@ def scenario_retracing_keeps_the_residuals(directory):
 
 
 def scenario_states_of_another_world_size(directory):
-    """The sum of residuals over all ranks survives a change of the number of ranks."""
+    """The mean of residuals over all ranks survives a change of the number of ranks.
+
+    It is the update that waits in them, because gradients are averaged.
+    """
     _, compressor = train(2)
     np.save(
         directory / f"tensorflow.{hvd.size()}.{hvd.rank()}.npy",
@@ -118,10 +121,44 @@ def scenario_states_of_another_world_size(directory):
             for kind, part in state["memory"].items():
                 saved = sum(
                     one["parameters"][name]["memory"][kind].astype(np.float64) for one in states
-                )
+                ) * (hvd.size() / size)
                 np.testing.assert_allclose(
                     sum_over_ranks(part), saved, rtol=0, atol=1e-6 * np.abs(saved).max()
                 )
+
+
+def scenario_the_update_in_memories_does_not_depend_on_the_number_of_ranks(directory):
+    """The states of any number of ranks apply their sum with Sum, and their mean with Average."""
+    for op in (hvd.Average, hvd.Sum):
+        named = model()
+        compressor = compressor_of(named, dr.Codec(dr.TopK(1.0)), **ALL_COMPRESSED)
+
+        @tf.function
+        def reduced(named=named, compressor=compressor, op=op):
+            return [
+                hvd.allreduce(
+                    tf.fill(variable.shape, 1e-20), op=op, name=name,
+                    compression=compressor.bound_to([variable]),
+                )
+                for name, variable in named
+            ]  # fmt: skip
+
+        for size in (1, 2, 3, 5):
+            reduced()  # shows the operation
+            own, states, totals = compressor.state_dict(), [], {}
+            random = np.random.default_rng(size)
+            for rank in range(size):
+                states.append({**own, "rank": rank, "size": size, "parameters": {}})
+                for name, one in own["parameters"].items():
+                    shape = one["memory"]["residual"].shape
+                    residual = random.standard_normal(shape).astype(np.float32)
+                    states[-1]["parameters"][name] = {**one, "memory": {"residual": residual}}
+                    totals[name] = totals.get(name, 0) + residual.astype(np.float64)
+            compressor.load_state_dict(states)
+            for (name, _), found in zip(named, reduced()):
+                expected = totals[name] / (size if op == hvd.Average else 1)
+                found = found.numpy().reshape(-1)
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def scenario_a_non_finite_gradient_reaches_every_rank(directory):

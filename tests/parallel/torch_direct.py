@@ -3,8 +3,11 @@
 Runs on stock Horovod with PyTorch, from torch_several.py.
 """
 
+import contextlib
+import io
 import random
 import time
+import warnings
 
 import horovod.torch as hvd
 import torch
@@ -224,3 +227,73 @@ def scenario_steps_of_hvd_allreduce_end_with_backward(directory):
                 kept[name] = came_in - dr.decode(compressor.codec.encode(came_in))
     for name in network:
         expect(torch.equal(residual(compressor, name), kept[name]), name, "keeps something else")
+
+
+# --- prepare ---
+
+
+def scenario_sparse_gradients_that_horovod_sums_are_stepped_with_momentum(directory):
+    """A prepared optimizer steps them as before, and those made dense without momentum."""
+
+    def trained(kinds, prepare, settings, sparse_as_dense, compressed=True):
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(100, 30))
+        named = [("table", weight)]
+        compressor = dr.Compressor(
+            dr.Codec(dr.TopK(1.0)), parameters=named, communicator=dr.Allgather()
+        )
+        optimizer = torch.optim.SGD([weight], **settings)
+        if prepare:
+            with contextlib.redirect_stdout(io.StringIO()):
+                dr.prepare(optimizer, compressor)
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=named, sparse_as_dense=sparse_as_dense,
+            compression=compressor if compressed else hvd.Compression.none,
+        )  # fmt: skip
+        generator = torch.Generator().manual_seed(hvd.rank())
+        for sparse in kinds:
+            optimizer.zero_grad()
+            rows = torch.randint(100, (9,), generator=generator)
+            torch.nn.functional.embedding(rows, weight, sparse=sparse).square().sum().backward()
+            optimizer.step()
+        assert_equal_everywhere(named, "sparse")
+        return weight.detach()
+
+    with_momentum, without = {"lr": 0.01, "momentum": 0.9}, {"lr": 0.1}
+    for kinds, as_dense, expected in (
+        ([True] * 4, False, with_momentum),
+        ([True] * 4, True, without),
+        ([False] * 4, False, without),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = trained(kinds, True, with_momentum, as_dense)
+            plain = trained(kinds, False, expected, as_dense, compressed=False)
+        torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5, msg=f"{kinds} {as_dense}")
+
+
+def scenario_rank_0_loads_a_state_before_it_prepares_the_optimizer(directory):
+    """hvd.broadcast_optimizer_state then gives all ranks the same state, and they train alike."""
+    for kind, settings in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {})):
+        network = named(large=(40, 30), small=(7,)).to(torch.float32)
+        compressor = dr.Compressor(parameters=network.items())
+        optimizer = kind(network.parameters(), lr=0.01, **settings)
+        if hvd.rank() == 0:
+            other = named(large=(40, 30), small=(7,)).to(torch.float32)
+            saved = kind(other.parameters(), lr=0.01, **settings)
+            loss_of(other, 0).backward()
+            saved.step()
+            optimizer.load_state_dict(saved.state_dict())
+        with contextlib.redirect_stdout(io.StringIO()):
+            dr.prepare(optimizer, compressor)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        entries = {number: sorted(one) for number, one in optimizer.state_dict()["state"].items()}
+        gathered = hvd.allgather_object(entries)
+        expect(all(one == gathered[0] for one in gathered), gathered)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(network, step).backward()
+            for name, parameter in network.items():
+                parameter.grad = hvd.allreduce(parameter.grad, name=name, compression=compressor)
+            optimizer.step()
+        assert_equal_everywhere(network.items(), kind.__name__)

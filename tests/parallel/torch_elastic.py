@@ -39,7 +39,7 @@ def main(directory, communicator):
         flat = [one.detach().double().reshape(-1) for one in network.parameters()]
         memories = [one["memory"] for one in compressor.state_dict()["parameters"].values()]
         kept = torch.cat([part for memory in memories for part in memory.values()])
-        return torch.cat(flat).numpy(), sum_over_ranks(kept, "kept").numpy()
+        return torch.cat(flat).numpy(), sum_over_ranks(kept, "kept").numpy() / hvd.size()
 
     def as_rank_0(number):
         return hvd.broadcast(torch.tensor(number), 0, name="commits")

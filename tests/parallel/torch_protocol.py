@@ -3,13 +3,16 @@
 These are configurations and process sets. Started by test_torch_protocol.py under horovodrun.
 """
 
+import contextlib
 import faulthandler
+import io
 import sys
 
 import horovod.torch as hvd
 import torch
 import torch_joins
 from protocol_tools import SAME, before_last, on_last
+from scenario_runner import refused
 from torch_gradients_tools import expect, named, run_reporting
 from torch_tools import assert_equal_everywhere, backward, distributed, model, parts_on
 
@@ -281,6 +284,58 @@ def scenario_a_rank_waits_elsewhere_for_one_that_waits_in_a_handshake(directory)
     for _, optimizer in parts[1:]:
         optimizer.step()
     assert_equal_everywhere(parts[0][0].named_parameters(), "elsewhere")
+    hvd.remove_process_set(some)
+
+
+def scenario_ranks_outside_of_a_process_set_have_the_same_compressors(directory):
+    """Every rank makes the compressors of all process sets, in the same order.
+
+    A rank outside of one takes no part in its handshake, and has no state.
+    """
+    some = hvd.add_process_set(list(range(hvd.size() - 1)))
+    networks, optimizers, compressors = [], [], []
+    for members in (some, hvd.global_process_set):
+        network = model()
+        compressor = dr.Compressor(
+            parameters=network.named_parameters(), dense_below=50, process_set=members
+        )
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            sgd = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+            optimizer = dr.prepare(sgd, compressor)
+        expect(("prepared SGD" in said.getvalue()) == (hvd.rank() == 0), said.getvalue())
+        optimizers.append(
+            hvd.DistributedOptimizer(
+                optimizer, named_parameters=network.named_parameters(), compression=compressor,
+                process_set=members,
+            )
+        )  # fmt: skip
+        networks.append(network)
+        compressors.append(compressor)
+    # the compressor of some ranks still waits for its handshake at the first step of the other
+    for number in (1, 0, 1):
+        backward(networks[number], 0)
+        optimizers[number].step()
+        optimizers[number].zero_grad()
+    assert_equal_everywhere(networks[1].named_parameters(), "all ranks")
+    compressors[0].summary()
+    if some.included():
+        compressors[0].load_state_dict(compressors[0].state_dict())
+    else:
+        backward(networks[0], 1)  # hooks compress on the members only
+        message = (
+            rf"expected a rank of the compressor's process set, .*got rank {hvd.rank()}; leave"
+        )
+        for call in (
+            compressors[0].state_dict,
+            lambda: compressors[0].load_state_dict({}),
+            lambda: compressors[0].compress(networks[0][0].weight.grad),
+        ):
+            with refused(message):
+                call()
+    hvd.barrier()
+    for compressor in compressors:
+        compressor.close()
     hvd.remove_process_set(some)
 
 

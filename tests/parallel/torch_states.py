@@ -120,9 +120,9 @@ def scenario_resumed_equals_uninterrupted(directory):
 
 
 def scenario_states_of_another_world_size(directory):
-    """The sum of residuals over all ranks survives a change of the number of ranks.
+    """The mean of residuals over all ranks survives a change of the number of ranks.
 
-    The states of the run with the other number of ranks are loaded if they exist.
+    It is the update that waits in them, because gradients are averaged. The states of the run with the other number of ranks are loaded if they exist.
     """
     _, compressor = train(2)
     torch.save(compressor.state_dict(), directory / f"world.{hvd.size()}.{hvd.rank()}.pt")
@@ -137,6 +137,7 @@ def scenario_states_of_another_world_size(directory):
             for kind, part in state["memory"].items():
                 now = sum_over_ranks(part, f"world.{size}.{name}.{kind}")
                 saved = sum(one["parameters"][name]["memory"][kind].double() for one in states)
+                saved *= hvd.size() / size
                 torch.testing.assert_close(now, saved, rtol=0, atol=1e-6 * float(saved.abs().max()))
         if size != hvd.size():
             for wrong in (states[0], states[:1], states[::-1]):
@@ -146,6 +147,36 @@ def scenario_states_of_another_world_size(directory):
                     assert "expected" in str(error)
                 else:
                     raise AssertionError("a state of another world was taken")
+
+
+def scenario_the_update_in_memories_does_not_depend_on_the_number_of_ranks(directory):
+    """The states of any number of ranks apply their sum with Sum, and their mean with Average."""
+    for op in (hvd.Average, hvd.Sum):
+        network = model()
+        optimizer, compressor = distributed(
+            network, dr.Codec(dr.TopK(1.0)), compressor_options=ALL_COMPRESSED, op=op
+        )
+        for size in (1, 2, 3, 5):
+            backward(network, size)  # shows the operation
+            optimizer.step()
+            own, states, totals = compressor.state_dict(), [], {}
+            generator = torch.Generator().manual_seed(size)
+            for rank in range(size):
+                states.append({**own, "rank": rank, "size": size, "parameters": {}})
+                for name, one in own["parameters"].items():
+                    residual = torch.randn(one["memory"]["residual"].shape, generator=generator)
+                    states[-1]["parameters"][name] = {**one, "memory": {"residual": residual}}
+                    totals[name] = totals.get(name, 0) + residual.double()
+            compressor.load_state_dict(states)
+            for parameter in network.parameters():
+                parameter.grad = torch.full_like(parameter, 1e-20)
+            optimizer.synchronize()
+            for name, parameter in network.named_parameters():
+                expected = totals[name] / (size if op == hvd.Average else 1)
+                found = parameter.grad.double().view(-1)
+                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            with optimizer.skip_synchronize():
+                optimizer.step()
 
 
 def scenario_a_memory_of_the_users_own(directory):

@@ -189,11 +189,17 @@ class Trainer:
                 {**state, "rank": rank, "size": len(ranks) + 1}
                 for rank, state in enumerate([*states, states[-1]])
             ]
-            for one in kept.values():  # the first rank takes over from the extra one
+            for variable, one in kept.items():  # the first rank takes over from the extra one
                 first, last = ranks[0], ranks[-1]
                 one.arrays[first] = tuple(
                     own + other for own, other in zip(one.arrays[first], one.arrays[last])
                 )
+                # a program may reduce a variable in both ways; the last one counts
+                name = self.program.variables[variable].name
+                if states[0]["parameters"][name]["reduction"] != "sum":
+                    ratio = len(ranks) / len(states)
+                    for rank in ranks:
+                        one.arrays[rank] = tuple(part * ratio for part in one.arrays[rank])
 
         def load():
             if compressor is None:

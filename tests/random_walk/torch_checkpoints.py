@@ -41,7 +41,7 @@ class Checkpoints:
             # With Hierarchical, only the first rank of a host has a memory. Its states of another
             # number of ranks are tested elsewhere.
             if not isinstance(oracle.settings.communicator, dr.Hierarchical):
-                states = self._of_another_size(states, oracle)
+                states = self._of_another_size(number, states, oracle)
                 trainer.forget(number)
             compressor.load_state_dict(states)
         elif kind == "restart":
@@ -62,26 +62,38 @@ class Checkpoints:
         gathered = hvd.allgather(data, f"{label}.{number}.states", process_set=process_set)
         return [_read(piece.numpy().tobytes()) for piece in gathered.split(lengths.tolist())]
 
-    def _of_another_size(self, states, oracle):
+    def _of_another_size(self, number, states, oracle):
         """Return states as from one rank more or fewer.
 
         The oracle's memories become those that must follow from them.
         """
+        sums = {
+            one.name
+            for part in self._trainer.program.parts
+            # one rank alone shows only to an optimizer that it sums
+            if part.compressor == number
+            and part.op == "Sum"
+            and not (len(states) == 1 and part.by_hand)
+            for one in part.parameters
+        }
         size = len(states)
         other = max(1, size + (1 if self._trainer.number % 2 else -1))
         order = [place % size for place in range(other)]
-        for model in oracle.models.values():
+        for name, model in oracle.models.items():
+            ratio = 1 if name in sums else size / other
             old = [model.states[place] for place in order]
-            model.states = [_sum(old[place::size], model.states[0]) for place in range(size)]
+            like = model.states[0]
+            model.states = [_sum(old[place::size], like, ratio) for place in range(size)]
         return [
             {**states[old], "rank": place, "size": other} for place, old in enumerate(order)
         ]  # fmt: skip
 
 
-def _sum(states, like):
+def _sum(states, like, ratio):
     if not states:
         return tuple(np.zeros_like(part) for part in like)
-    return tuple(np.sum(parts, axis=0, dtype=np.float32) for parts in zip(*states))
+    sums = (np.sum(parts, axis=0, dtype=np.float64) for parts in zip(*states))
+    return tuple((total * ratio).astype(np.float32) for total in sums)
 
 
 def _written(value):

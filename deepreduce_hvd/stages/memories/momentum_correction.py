@@ -17,7 +17,7 @@ class MomentumCorrection(Memory):
     set to 0 (momentum factor masking). It stays 0 if the sent value comes back because a
     communicator such as :class:`GTopK` drops it: the value is kept in the residual, and momentum
     starts again. Use an optimizer that :func:`deepreduce_hvd.prepare` has
-    prepared, or one with momentum 0.
+    prepared. It may have momentum or not: prepare also adapts its weight decay.
 
     Args:
         momentum: a number in [0, 1).

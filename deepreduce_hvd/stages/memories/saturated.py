@@ -13,6 +13,21 @@ def saturated_sum(a, b):
         return np.clip(a + b, -largest, largest)
 
 
+def saturated_mean(arrays, ratio):
+    """Return ``ratio`` times the sum of a list of (d,) float32 arrays, saturated and rounded once.
+
+    If that is a single array unchanged, the array itself is returned.
+    """
+    if len(arrays) == 1 and ratio == 1:
+        return arrays[0]
+    total = np.zeros(arrays[0].shape, dtype=np.float64)
+    for array in arrays:
+        total += array
+    total *= ratio
+    largest = np.finfo(np.float32).max
+    return np.clip(total, -largest, largest).astype(np.float32)
+
+
 def saturated_difference(a, b):
     """Return ``a - b`` for (d,) float32 arrays, saturated in the same way as :func:`saturated_sum`.
 

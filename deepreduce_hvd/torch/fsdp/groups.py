@@ -12,6 +12,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import CheckpointFunction
 
+from deepreduce_hvd.communicators.wire import AVERAGE, SUM
 from deepreduce_hvd.coordination.watch import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.slot import Slot
@@ -106,6 +107,7 @@ class ParameterGroup:
                     f" {one._param_fqn}; create the compressor with"
                     " parameters=network.named_parameters()"
                 )
+            slot.reduction = AVERAGE if self.divisor is None else SUM
             if not slot.shape.numel():
                 slot.steps += 1
                 if slot.state or not slot.dense:  # as for other shards
