@@ -385,3 +385,24 @@ def test_adam_is_told_to_start_with_a_higher_density(kind, sparsifier, hint, cap
     dr.prepare(kind(model.parameters(), **settings), compressor_of(model, codec=codec))
     said = capsys.readouterr().out
     assert ("higher density" in said) == bool(hint) and hint in said
+
+
+def test_an_optimizer_of_other_parameters():
+    compressor = compressor_of(network())
+    with pytest.raises(dr.InvalidArgumentError, match="got one that has none of them"):
+        dr.prepare(torch.optim.SGD(network().parameters(), lr=0.1, momentum=0.9), compressor)
+
+
+def test_a_second_compressor_for_other_parameters_of_the_optimizer():
+    """It would undo what the first one needs. One for the same parameters replaces it."""
+    first, second = network(), network()
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1, momentum=0.9)
+    compressor = compressor_of(first)
+    dr.prepare(optimizer, compressor)
+    with pytest.raises(dr.InvalidArgumentError, match="got a second one without 0.weight and 3 mo"):
+        dr.prepare(optimizer, compressor_of(second))
+    dr.prepare(optimizer, compressor_of(first))
+    compressor = optimizer.preparation.compressor
+    compressor.close()
+    dr.prepare(optimizer, compressor_of(second))
+    dr.prepare(optimizer, None)

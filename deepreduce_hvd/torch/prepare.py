@@ -286,8 +286,33 @@ def _refusal_of(optimizer):
     return None
 
 
+def _expect_own_parameters(optimizer, compressor):
+    """Raise InvalidArgumentError if ``compressor`` is not the one of the optimizer's parameters."""
+    known = {slot.parameter for slot in compressor.adapter.slots.values()}
+    stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if not stepped & known:
+        raise InvalidArgumentError(
+            "prepare: expected an optimizer of the compressor's parameters, got one that has none"
+            " of them; with fully_shard, create the optimizer after it"
+        )
+    if not is_prepared(optimizer):
+        return
+    left = [
+        slot.name
+        for parameter, slot in optimizer.slots.items()
+        if parameter in stepped - known and slot.state  # a closed compressor has no memories
+    ]
+    if left:
+        raise InvalidArgumentError(
+            "prepare: expected one compressor for all parameters of the optimizer, got a second"
+            f" one without {left[0]} and {len(left) - 1} more; use one optimizer per compressor"
+        )
+
+
 def prepare(optimizer, compressor):
     """Implement :func:`deepreduce_hvd.prepare` for a ``torch.optim.Optimizer``."""
+    if compressor is not None:
+        _expect_own_parameters(optimizer, compressor)
     if "step" in vars(optimizer):
         raise InvalidArgumentError(
             "prepare: expected an optimizer without a learning rate scheduler, got one whose step "
