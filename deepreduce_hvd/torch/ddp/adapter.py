@@ -109,6 +109,11 @@ class DdpAdapter(DistributedAdapter):
             "compressor.state_dict()"
         )
 
+    @property
+    def may_leave_unused(self):  # type: ignore[override]  # static_graph may be set later
+        model = self._model()
+        return model is not None and (model.find_unused_parameters or model.static_graph)
+
     def agree(self):
         """Compare the settings, and use NCCL for payloads if all ranks can: its ranks must match.
 

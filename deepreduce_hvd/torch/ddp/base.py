@@ -46,7 +46,11 @@ class DistributedAdapter(TorchAdapter):
             gradients, if they are compressed.
         times: as in :class:`~deepreduce_hvd.torch.base_adapter.TorchAdapter`. A gradient counts as
             ready when PyTorch hands over its buffer.
+        may_leave_unused: whether buffers may have old gradients of parameters that a backward pass
+            does not use; equal on all ranks.
     """
+
+    may_leave_unused = False
 
     def __init__(self, compressor, transport, slots, on_host=True):
         self._pass: BackwardPass | None = None
@@ -158,7 +162,7 @@ class DistributedAdapter(TorchAdapter):
     def _encode(self, backward_pass, job, slots, gradients, started):
         """Encode the gradients of a job, which came at the time ``started``."""
         try:
-            if slots and not backward_pass.slots:
+            if slots and not backward_pass.buckets:
                 self.times.begin(started)
             job.encode(slots, gradients)
             if slots:

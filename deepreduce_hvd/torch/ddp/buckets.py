@@ -17,6 +17,7 @@ from deepreduce_hvd.errors import DeepReduceError
 from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.schedule.dag import EXCHANGES, FP16
 from deepreduce_hvd.torch import results
+from deepreduce_hvd.torch.ddp.old_gradients import OldGradients
 
 
 def in_layout_of(parameter, gradient):
@@ -86,6 +87,8 @@ class BucketJob:
         self._uncompressed = {}  # "dense" or "fp16" -> [(slot, view of the gradient)]
         self._exchanges = []  # one for each policy and communicator
         self._channels = {}  # "dense" or "fp16" -> Channel
+        self._old = None  # the OldGradients of a bucket that may have unused parameters
+        self._postponed = None  # arguments of encode, if that waits for the other ranks
         self.failure = None
         self.error = None
         self.ended = threading.Event()
@@ -103,10 +106,18 @@ class BucketJob:
     def encode(self, slots, gradients):
         """Encode the gradients and describe the first collective.
 
+        If backward did not make some of them, :meth:`run` does this, once it knows whether another
+        rank made them.
+
         Args:
             slots: slots of the parameters.
             gradients: views of the buffer, or of its mirror.
         """
+        if self._adapter.may_leave_unused and self._old is None:
+            self._old = OldGradients(self._adapter, slots, gradients)
+            if self._old.found:
+                self._postponed = slots, gradients
+                return
         for slot, gradient in zip(slots, gradients):
             self._add(slot, gradient)
         self._start()
@@ -182,7 +193,8 @@ class BucketJob:
     def _encoded(self, way, part):
         """Let threads encode gradients; yield the handle that must be done before the exchange."""
         adapter, policy = self._adapter, way.policy
-        if not way.communicator.sends_payloads:
+        # the threads take gradients from one thread only, which is not that of run
+        if not way.communicator.sends_payloads or self._postponed is not None:
             return
         encodings = {}
         for slot, _, member in part:
@@ -204,6 +216,10 @@ class BucketJob:
         """Exchange and decode; called by the driver."""
         if self.failure is not None:
             raise self.failure
+        if self._old is not None:
+            self._old.clear()
+            if self._postponed is not None:
+                self._encode_postponed()
         transport = self._adapter.transport
         for part, exchange in zip(self._compressed.values(), self._exchanges):
             started = time.perf_counter()
@@ -215,10 +231,14 @@ class BucketJob:
         for way, part in self._uncompressed.items():
             self._sum_uncompressed(way, part)
 
+    def _encode_postponed(self):
+        self.encode(*self._postponed)
+
     def end(self, error):
         """Hand the average, or an error, to DDP."""
         self.error = error
         self._compressed, self._uncompressed, self._exchanges = {}, {}, []
+        self._postponed = None
         try:
             if error is None:
                 self._hand_over()
@@ -226,11 +246,13 @@ class BucketJob:
             self.error = failed
         if not self._finished.done():
             self._finished.set_result(self._buffer if self.error is None else None)
-        self._buffer = self.mirror = None
+        self._buffer = self.mirror = self._old = None
         self.ended.set()
 
     def _hand_over(self):
-        """Make the average the result of the future, if it belongs to a stream."""
+        """Complete the bucket; make it the result of the future, if it belongs to a stream."""
+        if self._old is not None:
+            self._old.put_back()
         if self.mirror is not None:
             self.mirror.finish(self._finished)
 
@@ -257,6 +279,8 @@ class BucketJob:
         channel = exchange.channel
         extra = (channel.rounds + channel.in_groups) * self._adapter.transport.head_bytes
         extra += self._bytes_besides_payloads(part, channel)
+        if self._old is not None and exchange is self._exchanges[0]:
+            extra += self._old.sent_bytes
         for number, (slot, gradient, _) in enumerate(part):
             slot.encode_seconds += exchange.encode_seconds(number)
             slot.encoding = None  # it refers to the payload

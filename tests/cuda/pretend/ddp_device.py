@@ -73,6 +73,8 @@ def random_options(draw):
     if draw.random() < 0.4:
         options["ddp"]["find_unused_parameters"] = True
         options["uses_branch"] = lambda step: (step + RANK) % 3 == 0
+        if draw.random() < 0.6:  # old gradients of the branch, which no rank uses in some steps
+            options["keeps"] = lambda step, name: name.startswith("branch")
     if draw.random() < 0.4:
         overflows = draw.randrange(4)
         options["loss_scale"] = lambda: 8.0
