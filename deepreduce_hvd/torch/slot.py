@@ -152,6 +152,12 @@ class Slot:
         self.uncompressed_path = self.policy.way
         self.rounds, self.communicator = 0, None
 
+    def count_unsent(self, gradient):
+        """Count a gradient of a job of one rank, which sends nothing."""
+        self.dense_bytes, self.sent_bytes = gradient.numel() * gradient.element_size(), 0
+        self.payload, self.payload_bytes = None, None
+        self.uncompressed_path, self.rounds, self.communicator = "none", 0, None
+
     def count_sparse(self, gradient):
         """Count the indices and values of a sparse gradient that Horovod summed itself."""
         self.uncompressed_path = "sparse"

@@ -5,6 +5,7 @@ under torchrun.
 import sys
 import warnings
 
+import ddp_one_rank
 import ddp_random
 import ddp_schedule
 import ddp_states
@@ -318,5 +319,6 @@ def scenario_many_random_programs(directory):
 
 
 if __name__ == "__main__":
-    main({**globals(), **vars(ddp_states), **vars(ddp_schedule)})
+    parts = (ddp_states, ddp_schedule, ddp_one_rank)
+    main({**globals(), **{name: one for part in parts for name, one in vars(part).items()}})
     sys.exit()

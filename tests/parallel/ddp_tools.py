@@ -160,6 +160,12 @@ class Oracle:
         """
         result = {}
         for names in self._buckets:
+            if self.size == 1:  # nothing is sent
+                for name in names:
+                    own, zeros = gradients[0][name], torch.zeros_like(self._parameters[name])
+                    result[name] = zeros if own is None else own
+                    self.payloads[name] = None
+                continue
             ways = {name: (self._layout.policies[name], self._communicator(name)) for name in names}
             for policy, communicator in dict.fromkeys(ways.values()):
                 alike = [name for name in names if ways[name] == (policy, communicator)]

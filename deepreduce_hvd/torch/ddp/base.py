@@ -15,7 +15,8 @@ from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
-from deepreduce_hvd.torch.ddp.buckets import BackwardPass, Way
+from deepreduce_hvd.torch.ddp.backward_pass import BackwardPass
+from deepreduce_hvd.torch.ddp.buckets import Way
 from deepreduce_hvd.torch.ddp.failures import watch
 from deepreduce_hvd.torch.ddp.mirrors import MirroredJob
 from deepreduce_hvd.torch.host import HostPath
@@ -136,7 +137,8 @@ class DistributedAdapter(TorchAdapter):
         An error of this rank is sent to the other ranks instead of the exchange.
 
         Args:
-            backward_pass: the :class:`~deepreduce_hvd.torch.ddp.buckets.BackwardPass` of the job.
+            backward_pass: the :class:`~deepreduce_hvd.torch.ddp.backward_pass.BackwardPass` of the
+                job.
             job: the :class:`~deepreduce_hvd.torch.ddp.buckets.BucketJob`.
             slots_and_gradients: function that returns the slots and the gradients.
         """

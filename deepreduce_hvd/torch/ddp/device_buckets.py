@@ -103,6 +103,8 @@ class DeviceBucketJob(BucketJob):
         with torch.cuda.stream(self._streams.exchange):
             self._streams.exchange.wait_event(self._ready)
             super().run()
+            if self._unsent:  # the other stream adds memories to these gradients
+                self._streams.exchange.wait_stream(self._streams.encoding)
             sums = self._pass.device_sums
             if self._pass.loss_scale is not None:
                 sums.look_at(self._buffer)
