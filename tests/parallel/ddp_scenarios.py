@@ -7,6 +7,7 @@ import warnings
 
 import ddp_one_rank
 import ddp_random
+import ddp_registration
 import ddp_schedule
 import ddp_states
 import numpy as np
@@ -319,6 +320,6 @@ def scenario_many_random_programs(directory):
 
 
 if __name__ == "__main__":
-    parts = (ddp_states, ddp_schedule, ddp_one_rank)
+    parts = (ddp_states, ddp_schedule, ddp_one_rank, ddp_registration)
     main({**globals(), **{name: one for part in parts for name, one in vars(part).items()}})
     sys.exit()

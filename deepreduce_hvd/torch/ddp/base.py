@@ -28,7 +28,8 @@ from deepreduce_hvd.validation import expect_loss_scale
 _TORCH_DISTRIBUTED = -1
 #: maximum time in seconds to wait for exchanges of a step that is discarded: a rank may be gone
 _FORGET_SECONDS = 2.0
-_unchecked: weakref.WeakSet = weakref.WeakSet()  # adapters whose optimizer is not known yet
+#: adapters with parameters whose optimizer is not known yet
+_unchecked: weakref.WeakSet = weakref.WeakSet()
 
 
 class DistributedAdapter(TorchAdapter):
@@ -68,6 +69,12 @@ class DistributedAdapter(TorchAdapter):
         if any(slot.parameter.device.type != "cpu" for slot in slots.values()):
             self._copier = Driver(self.transport)
             weakref.finalize(self, self._copier.stop)
+        #: ids of parameters whose optimizer is not known yet; only delayed gradients matter
+        self._unstepped = {
+            id(slot.parameter)
+            for name, slot in slots.items()
+            if compressor.policies[name].delays and not slot.frozen
+        }
         _watch_for_momentum(self)
         handshake.register(self)
         watch(self)
@@ -75,6 +82,7 @@ class DistributedAdapter(TorchAdapter):
     def attach(self):
         """Make this the adapter of the compressor; raise an error if ranks differ."""
         compressor, old = self.compressor, self.compressor.adapter
+        agreed = getattr(old, "agreed", False)
         old.agreed = True  # no handshake of Horovod for this compressor
         # compressors of other groups, which some ranks do not have, do not count
         compressor.number = take_number((_TORCH_DISTRIBUTED, *self.transport.ranks))
@@ -83,7 +91,7 @@ class DistributedAdapter(TorchAdapter):
             self.agree()
             compressor.communicator.prepare(self.transport)
         except BaseException:
-            compressor.adapter = old
+            compressor.adapter, old.agreed = old, agreed  # the user may try again
             raise
 
     def agree(self):
@@ -216,16 +224,19 @@ class DistributedAdapter(TorchAdapter):
     def check_momentum(self, optimizer):
         """Warn if an optimizer steps compressed parameters with momentum.
 
+        Args:
+            optimizer: an optimizer that is about to step. Its parameters count as checked then.
+
         Returns:
-            Whether the optimizer steps any of the parameters.
+            Whether all parameters are checked.
         """
-        own = {id(slot.parameter) for slot in self.slots.values()}
-        if own.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
-            return False
-        message = momentum_warning(optimizer, self.compressor)
-        if message is not None:
-            self._warn_once("momentum", message)
-        return True
+        stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        if not stepped.isdisjoint(self._unstepped):
+            self._unstepped -= stepped
+            message = momentum_warning(optimizer, self.compressor)
+            if message is not None:
+                self._warn_once("momentum", message)
+        return not self._unstepped
 
 
 def expect_unused(compressor):
@@ -260,7 +271,7 @@ def _ranks_on_this_host():
 
 
 def _watch_for_momentum(adapter):
-    """Check the first optimizer that steps an adapter's parameters; DDP does not know it."""
+    """Check the first optimizer that steps each parameter of an adapter; DDP does not know it."""
     _register_momentum_check()
     _unchecked.add(adapter)
 
