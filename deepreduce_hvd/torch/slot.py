@@ -34,6 +34,9 @@ class Slot:
         self.remembers = False
         #: whether the current step changes the memory, and the backup is from before this step
         self.changes = False
+        #: whether the current backward pass continues the step of the last one, and whether that
+        #: one was void
+        self.continues = self.void = False
         #: whether a backward pass has made a gradient since the last step
         self.made = False
         #: last OptimizerStep with a gradient of this parameter
@@ -86,17 +89,20 @@ class Slot:
         if scale is not None and self.loss_scale is not None and scale != self.loss_scale:
             for part in self.state:
                 part.mul_(scale / self.loss_scale)
+            self.changes = self.continues = False  # a scaler updates the scale between two steps
         self.loss_scale = scale
 
     def back_up(self):
         """Note that this step changes the memory, and keep a copy if steps can become void."""
+        kept_before = self.changes and self.continues
         self.changes = self.remembers = True
-        for kept, part in zip(self.backup, self.state):
-            kept.copy_(part)
+        if not kept_before:
+            for kept, part in zip(self.backup, self.state):
+                kept.copy_(part)
 
     def restore(self):
         """Undo the last step."""
-        self.payload = None
+        self.payload, self.void = None, True
         if not self.changes:
             return
         self.remembers = True
@@ -122,7 +128,7 @@ class Slot:
             loss_scale: loss scale of this step, or None.
             size: number of ranks.
         """
-        self.changes = False
+        self.changes = self.changes and self.continues
         if not self.state:
             return gradient
         self.follow_loss_scale(loss_scale)
@@ -217,7 +223,7 @@ class Slot:
 
     def set_memory(self, arrays):
         self.threshold.zero_()
-        self.remembers = True
+        self.remembers, self.changes = True, False
         for kind, part in zip(self.state_names, self.state):
             loaded = torch.from_numpy(np.require(arrays[kind], requirements="W"))
             if _is_used(loaded) or _is_used(part):  # pages are allocated at the first write

@@ -5,6 +5,7 @@ under torchrun.
 import sys
 import warnings
 
+import ddp_loss_scale
 import ddp_one_rank
 import ddp_random
 import ddp_registration
@@ -320,6 +321,6 @@ def scenario_many_random_programs(directory):
 
 
 if __name__ == "__main__":
-    parts = (ddp_states, ddp_schedule, ddp_one_rank, ddp_registration)
+    parts = (ddp_states, ddp_schedule, ddp_one_rank, ddp_registration, ddp_loss_scale)
     main({**globals(), **{name: one for part in parts for name, one in vars(part).items()}})
     sys.exit()

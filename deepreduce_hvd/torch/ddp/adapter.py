@@ -108,7 +108,7 @@ class DdpAdapter(DistributedAdapter):
         transport = DistributedTransport(*ranks_and_timeout(model.process_group))
         self.device_path = _device_path(compressor, transport)
         why_not = self.device_path.why_not
-        super().__init__(compressor, transport, slots, on_host=why_not is not None)
+        super().__init__(compressor, transport, slots, on_host=why_not is not None, hooks=True)
         self._model = weakref.ref(model)
         self._has_nccl = has_nccl(model.process_group)
         self._parameters = Parameters(slots)

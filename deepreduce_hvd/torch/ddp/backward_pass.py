@@ -12,6 +12,7 @@ class BackwardPass:
     Attributes:
         loss_scale: loss scale of this step, or None.
         slots: slots whose gradients have come.
+        earlier: slots of earlier passes of the same step.
         jobs: the :class:`~deepreduce_hvd.torch.ddp.buckets.BucketJob` of each bucket so far.
         buckets: names of the parameters in each of them.
         void: whether some result has NaN or Inf.
@@ -24,6 +25,7 @@ class BackwardPass:
         self.task = task
         self.loss_scale = None
         self.slots = []
+        self.earlier = []
         self.jobs = []
         self.buckets = []
         self.void = False

@@ -15,6 +15,7 @@ from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
+from deepreduce_hvd.torch.ddp.accumulation import Accumulation
 from deepreduce_hvd.torch.ddp.backward_pass import BackwardPass
 from deepreduce_hvd.torch.ddp.buckets import Way
 from deepreduce_hvd.torch.ddp.failures import watch
@@ -41,6 +42,7 @@ class DistributedAdapter(TorchAdapter):
             the adapter together.
         slots: name of a parameter -> its :class:`~deepreduce_hvd.torch.slot.Slot`.
         on_host: whether the gradients of GPUs are encoded and summed on the host.
+        hooks: as for :class:`~deepreduce_hvd.torch.ddp.accumulation.Accumulation`.
 
     Attributes:
         layout: how each gradient is sent. PyTorch decides which gradients share a message.
@@ -48,17 +50,22 @@ class DistributedAdapter(TorchAdapter):
             gradients, if they are compressed.
         times: as in :class:`~deepreduce_hvd.torch.base_adapter.TorchAdapter`. A gradient counts as
             ready when PyTorch hands over its buffer.
+        accumulation: the :class:`~deepreduce_hvd.torch.ddp.accumulation.Accumulation` of a
+            compressor with loss scaling, or None.
         may_leave_unused: whether buffers may have old gradients of parameters that a backward pass
             does not use; equal on all ranks.
     """
 
     may_leave_unused = False
 
-    def __init__(self, compressor, transport, slots, on_host=True):
+    def __init__(self, compressor, transport, slots, on_host=True, hooks=False):
         self._pass: BackwardPass | None = None
         super().__init__(compressor, transport, self._buckets_of_pass, on_host)
         self.slots = slots
         self.ways = {}
+        self.accumulation = (
+            None if compressor.loss_scale is None else Accumulation(slots.values(), hooks)
+        )
         self.host_path = HostPath(None)
         self._follow(self.scheduler.layout)
         self._driver = Driver(self.transport)
@@ -134,6 +141,10 @@ class DistributedAdapter(TorchAdapter):
             self.close_steps()
             if self.layout is not self.scheduler.layout:
                 self._follow(self.scheduler.layout)
+            if self.accumulation is not None:
+                backward_pass.earlier = self.accumulation.begin()
+                # its NaN or Inf is still there, and the optimizer skips the whole step
+                backward_pass.void = any(slot.void for slot in backward_pass.earlier)
         except Exception as error:
             backward_pass.failure = error
         self._pass = backward_pass
@@ -198,7 +209,11 @@ class DistributedAdapter(TorchAdapter):
         self._join_streams()
         sums = backward_pass.device_sums
         void = (sums is not None and not sums.check()) or backward_pass.void
-        self._end_step(backward_pass.slots, void and backward_pass.loss_scale is not None)
+        slots = backward_pass.slots
+        if self.accumulation is not None:
+            slots = list(dict.fromkeys([*slots, *backward_pass.earlier]))
+            self.accumulation.end(slots)
+        self._end_step(slots, void and backward_pass.loss_scale is not None)
 
     def _join_streams(self):
         """Let the current streams wait for the work that reads or changes memories on GPUs."""
@@ -210,6 +225,8 @@ class DistributedAdapter(TorchAdapter):
         if backward_pass is not None:  # its jobs read and write the memories
             backward_pass.settle(_FORGET_SECONDS)
         self._join_streams()
+        if self.accumulation is not None:
+            self.accumulation.end([])
         self.times.forget()
         self.scheduler.restart()
         self._follow(self.scheduler.layout)

@@ -133,6 +133,8 @@ class BucketJob:
         slot.settle()
         slot.steps += 1
         made, slot.made = slot.made, False
+        if self._adapter.accumulation is not None:
+            self._adapter.accumulation.exchanged(slot)
         size = self._adapter.transport.size
         if size == 1:
             total = with_whole_memory(slot, gradient, made, self._pass.loss_scale)

@@ -24,7 +24,7 @@ def with_whole_memory(slot, gradient, made, loss_scale):
     slot.payload = None
     if not slot.state or type(slot.policy.memory) is Residual:
         return slot.with_memory(gradient, made, loss_scale, 1)
-    slot.changes = False
+    slot.changes = slot.changes and slot.continues
     slot.follow_loss_scale(loss_scale)
     if not slot.remembers or not bool(gradient.isfinite().all()):
         return gradient
