@@ -120,6 +120,7 @@ class DdpJob:
         elif row != "none":
             compressor = dr.Compressor(parameters=network.named_parameters(), **ROWS[row])
             compressor.register(model)
+            compressor.adapter.alone = False  # one rank would compress nothing
         return model, optimizer, compressor
 
     def slowest(self, seconds):

@@ -16,7 +16,7 @@ FIELDS = {
         "bytes that this rank passed to collectives in the last step. They include the probe of "
         "four numbers. The roll call is counted once per step, for one parameter. In DDP, the "
         "heads of collectives are counted for one parameter of each bucket instead. Padding of "
-        "payloads to equal lengths is not counted."
+        "payloads to equal lengths is not counted. A job of one rank sends nothing."
     ),
     "header_bytes": "of these, bytes of the payload header",
     "index_bytes": "of these, bytes of the index section",
@@ -37,7 +37,8 @@ FIELDS = {
     ),
     "path": (
         "'compressed'; 'dense', through Horovod's own allreduce; 'fp16', the same as float16; "
-        "'sparse', through Horovod's own allgather; 'none' before the first step"
+        "'sparse', through Horovod's own allgather; 'none' if nothing was exchanged yet, or with "
+        "only one rank"
     ),
 }
 

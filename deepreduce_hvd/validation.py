@@ -141,7 +141,8 @@ def named_parameters(parameters):
         parameters: (name, parameter) pairs, or TensorFlow or Keras variables, which have names.
 
     Raises:
-        InvalidArgumentError: not such parameters, none of them, or a name that appears twice.
+        InvalidArgumentError: not such parameters, none of them, or a name or a tensor that appears
+            twice.
     """
     if parameters is None:
         raise InvalidArgumentError(
@@ -173,6 +174,14 @@ def named_parameters(parameters):
             f"Compressor parameters: expected unique names, got {', '.join(repeated)} "
             "more than once; pass (name, parameter) pairs with other names"
         )
+    names: dict[int, str] = {}
+    for name, tensor in named:
+        if hasattr(tensor, "shape") and names.setdefault(id(tensor), name) != name:
+            raise InvalidArgumentError(
+                "Compressor parameters: expected each tensor once, got the same one as"
+                f" {names[id(tensor)]} and {name}; leave out remove_duplicate=False, so that tied"
+                " weights have one name"
+            )
     return named
 
 

@@ -93,6 +93,7 @@ def model_of(device, dtype=torch.float32, channels_last=False, ddp=None, **optio
     model = DistributedDataParallel(network, bucket_cap_mb=0.1, **(ddp or {}))
     compressor = dr.Compressor(parameters=network.named_parameters(), **options)
     compressor.register(model)
+    compressor.adapter.alone = False  # with NCCL there is one rank, which would compress nothing
     return network, model, compressor
 
 

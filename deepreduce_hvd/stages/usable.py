@@ -42,7 +42,7 @@ def expect_usable(stage):
             f"as numbers, got {stage!r}"
         )
     for attribute, value in vars(stage).items():
-        if hasattr(value, "dtype") and getattr(value, "shape", ()):
+        if hasattr(value, "dtype") and getattr(value, "shape", None):
             raise InvalidArgumentError(
                 f"{name}.{attribute}: expected numbers, strings, tuples, lists or dictionaries,"
                 f" got {type(value).__name__}; write {attribute}.tolist()"

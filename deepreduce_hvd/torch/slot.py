@@ -41,6 +41,9 @@ class Slot:
         self._emptied = None
         #: whether the current step changes the memory, and the backup is from before this step
         self.changes = False
+        #: whether the current backward pass continues the step of the last one, and whether that
+        #: one was void
+        self.continues = self.void = False
         #: whether a backward pass has made a gradient since the last step
         self.made = False
         #: last OptimizerStep with a gradient of this parameter
@@ -93,18 +96,21 @@ class Slot:
         if scale is not None and self.loss_scale is not None and scale != self.loss_scale:
             for part in self.state:
                 part.mul_(scale / self.loss_scale)
+            self.changes = self.continues = False  # a scaler updates the scale between two steps
         self.loss_scale = scale
 
     def back_up(self):
         """Note that this step changes the memory, and keep a copy if steps can become void."""
+        kept_before = self.changes and self.continues
         self.changes = True
         self._may_remember()
-        for kept, part in zip(self.backup, self.state):
-            kept.copy_(part)
+        if not kept_before:
+            for kept, part in zip(self.backup, self.state):
+                kept.copy_(part)
 
     def restore(self):
         """Undo the last step."""
-        self.payload = None
+        self.payload, self.void = None, True
         if not self.changes:
             return
         self._may_remember()
@@ -139,7 +145,7 @@ class Slot:
         Returns:
             The gradient itself, or a tensor of its shape with ``dtype``.
         """
-        self.changes = False
+        self.changes = self.changes and self.continues
         if not self.state:
             return gradient
         self.follow_loss_scale(loss_scale)
@@ -169,6 +175,12 @@ class Slot:
         self.sent_bytes = reduced.numel() * reduced.element_size()
         self.uncompressed_path = self.policy.way
         self.rounds, self.communicator = 0, None
+
+    def count_unsent(self, gradient):
+        """Count a gradient of a job of one rank, which sends nothing."""
+        self.dense_bytes, self.sent_bytes = gradient.numel() * gradient.element_size(), 0
+        self.payload, self.payload_bytes = None, None
+        self.uncompressed_path, self.rounds, self.communicator = "none", 0, None
 
     def count_sparse(self, gradient):
         """Count the indices and values of a sparse gradient that Horovod summed itself."""
@@ -230,6 +242,7 @@ class Slot:
     def set_memory(self, arrays):
         self.threshold.zero_()
         self._may_remember()
+        self.changes = False
         for kind, part in zip(self.state_names, self.state):
             loaded = torch.from_numpy(np.require(arrays[kind], requirements="W"))
             if _is_used(loaded) or _is_used(part):  # pages are allocated at the first write

@@ -101,34 +101,73 @@ def run(seed):
         ]
         for _ in range(steps)
     ]
+    # parameters whose old gradient is not cleared before a step, on each rank
+    names = [name for name, _ in network.named_parameters()]
+    keeps = draw.random() < 0.6
+    kept = [
+        [{name for name in names if keeps and draw.random() < 0.4} for _ in range(size)]
+        for _ in range(steps)
+    ]
 
     try:
         model, compressor = distributed(
             network, codec, memory, ddp, communicator=communicator, **options
         )
         oracle = Oracle(compressor, network)
+        old = [{} for _ in range(size)]  # gradients that each rank keeps
         for step, batches in enumerate(plan):
 
             def backward(other, number, one, step=step, batches=batches):
                 loss_of(other, 10 * step + number, one, batches[number][one]).backward()
 
+            def run_all(other, one, batches=batches, backward=backward):
+                for number in range(len(batches)):
+                    backward(other, number, one)
+
+            old = [
+                {name: gradient for name, gradient in old[one].items() if name in kept[step][one]}
+                for one in range(size)
+            ]
+            made = [gradients_of(network, lambda other: run_all(other, one)) for one in range(size)]
+            used = {name for own in made for name, gradient in own.items() if gradient is not None}
             expected = [
-                gradients_of(
-                    network, lambda other: [backward(other, n, one) for n in range(len(batches))]
+                _sent(
+                    made[one],
+                    gradients_of(network, lambda other: run_all(other, one), old[one]),
+                    used,
                 )
                 for one in range(size)
             ]
-            for parameter in network.parameters():
-                parameter.grad = None
+            for name, parameter in network.named_parameters():
+                if name not in old[rank]:
+                    parameter.grad = None
             for number in range(len(batches)):
                 last = number == len(batches) - 1
                 with contextlib.nullcontext() if last else model.no_sync():
                     backward(model, number, rank)
-            oracle.check(compressor, network, expected, what)
+            oracle.check(compressor, network, expected, what, old[rank])
             with torch.no_grad():
-                for parameter in network.parameters():
-                    if parameter.grad is not None:
+                for name, parameter in network.named_parameters():
+                    if name in used:
                         parameter -= 0.1 * parameter.grad
+                        for own in old:  # the same on all ranks
+                            own[name] = parameter.grad.clone()
             assert_equal_everywhere(network.named_parameters(), what)
     except Exception as error:
         raise AssertionError(f"{what}: {error}") from error
+
+
+def _sent(made, gradients, used):
+    """Return what a rank sends: None where no rank uses a parameter or the rank has only zeros.
+
+    Args:
+        made: {name: gradient or None} of this pass alone.
+        gradients: the same with the old gradients.
+        used: names of the parameters that any rank uses.
+    """
+    return {
+        name: gradient
+        if name in used and (made[name] is not None or (gradient is not None and gradient.any()))
+        else None
+        for name, gradient in gradients.items()
+    }

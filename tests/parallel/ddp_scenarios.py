@@ -5,7 +5,10 @@ under torchrun.
 import sys
 import warnings
 
+import ddp_loss_scale
+import ddp_one_rank
 import ddp_random
+import ddp_registration
 import ddp_schedule
 import ddp_states
 import ddp_uncompressed
@@ -319,5 +322,8 @@ def scenario_many_random_programs(directory):
 
 
 if __name__ == "__main__":
-    main({**globals(), **vars(ddp_states), **vars(ddp_schedule), **vars(ddp_uncompressed)})
+    parts = (
+        ddp_states, ddp_schedule, ddp_uncompressed, ddp_one_rank, ddp_registration, ddp_loss_scale,
+    )  # fmt: skip
+    main({**globals(), **{name: one for part in parts for name, one in vars(part).items()}})
     sys.exit()

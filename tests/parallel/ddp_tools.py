@@ -80,11 +80,18 @@ def assert_equal_everywhere(tensors, what):
         assert torch.equal(other, gathered[0]), f"{what}: rank {rank} differs from rank 0"
 
 
-def gradients_of(network, backward):
-    """Return {name: gradient or None} that ``backward(copy)`` makes on a copy of the network."""
+def gradients_of(network, backward, old=None):
+    """Return {name: gradient or None} that ``backward(copy)`` makes on a copy of the network.
+
+    Args:
+        network: the network.
+        backward: function of a copy.
+        old: {name: gradient} before the backward pass; None for none.
+    """
     other = copy.deepcopy(network)
-    for parameter in other.parameters():
-        parameter.grad = None
+    for name, parameter in other.named_parameters():
+        kept = (old or {}).get(name)
+        parameter.grad = None if kept is None else kept.clone()
     backward(other)
     return {name: parameter.grad for name, parameter in other.named_parameters()}
 
@@ -153,6 +160,12 @@ class Oracle:
         """
         result = {}
         for names in self._buckets:
+            if self.size == 1:  # nothing is sent
+                for name in names:
+                    own, zeros = gradients[0][name], torch.zeros_like(self._parameters[name])
+                    result[name] = zeros if own is None else own
+                    self.payloads[name] = None
+                continue
             ways = {name: (self._layout.policies[name], self._communicator(name)) for name in names}
             for policy, communicator in dict.fromkeys(ways.values()):
                 alike = [name for name in names if ways[name] == (policy, communicator)]
@@ -227,14 +240,20 @@ class Oracle:
             DTYPES[flat.dtype], held=gradient is None,
         )  # fmt: skip
 
-    def check(self, compressor, network, gradients, what):
+    def check(self, compressor, network, gradients, what, old=None):
         """Check this rank's averages, memory and payloads after a step, bit for bit.
 
         Dense sums depend, from three ranks on, on the order of additions. If the check of any rank
         fails, all ranks raise, so that none waits for the others.
+
+        Args:
+            compressor, network: those of this rank.
+            gradients: {name: gradient or None if a rank did not make it} of each rank.
+            what: the step, for messages.
+            old: {name: gradient of this rank from before}, of parameters that it had kept.
         """
         try:
-            self.check_here(compressor, network, gradients, what)
+            self.check_here(compressor, network, gradients, what, old)
             found = None
         except Exception:
             found = traceback.format_exc()
@@ -243,9 +262,12 @@ class Oracle:
         if any(everywhere):
             raise AssertionError(next(filter(None, everywhere)))
 
-    def check_here(self, compressor, network, gradients, what):
+    def check_here(self, compressor, network, gradients, what, old=None):
         """Do the same without a collective."""
         expected = self.mean(gradients)
+        for name, gradient in (old or {}).items():
+            if all(own[name] is None for own in gradients):  # DDP leaves it as it was
+                expected[name] = gradient
         kept = compressor.state_dict()["parameters"]
         for name, parameter in network.named_parameters():
             where = f"{what}, step {self.step - 1}, {name}"

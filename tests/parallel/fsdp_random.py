@@ -32,7 +32,7 @@ def run(seed):
     """Run the program of a seed; all ranks call this."""
     draw = random.Random(seed)
     size = dist.get_world_size()
-    hosts = draw.choice([size, size, max(size // 2, 1), max(size // 2, 1), 1 if size < 4 else 2])
+    hosts = draw.choice([size, size, max(size // 2, 1), max(size // 2, 1), 1])
     codec, memory, communicator = stages(draw, hosts)
     if isinstance(communicator, dr.Hierarchical):
         communicator = dr.Hierarchical(dr.Allgather(), draw.choice([1, hosts]))

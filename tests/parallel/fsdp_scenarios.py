@@ -6,10 +6,12 @@ scenario says otherwise.
 
 import sys
 
+import ddp_loss_scale
 import fsdp_random
 import fsdp_roots
 import fsdp_states
 from ddp_tools import main
+from fsdp_tools import meshes
 
 
 def scenario_random_programs(directory):
@@ -20,6 +22,14 @@ def scenario_random_programs(directory):
 def scenario_many_random_programs(directory):
     for seed in range(15, 40):
         fsdp_random.run(seed)
+
+
+def scenario_skipped_steps_of_several_passes_lose_nothing(directory):
+    skipped = 0
+    for seed in range(12):
+        build = ddp_loss_scale.fsdp_model(meshes((2, 4, 1)[seed % 3]))
+        skipped += ddp_loss_scale.run(seed, build)
+    assert skipped
 
 
 if __name__ == "__main__":

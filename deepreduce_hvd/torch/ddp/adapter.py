@@ -59,20 +59,40 @@ def _check(compressor, model):
 
 def _check_parameters(adapter, model):
     known = {id(slot.parameter) for slot in adapter.slots.values()}
-    ignored = model.parameters_to_ignore
-    for name, parameter in model.module.named_parameters():
-        if not parameter.requires_grad or name in ignored:
-            continue
-        if id(parameter) not in known:
+    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    left_out = [one for one in model._module_parameters if id(one) not in known]
+    for parameter in left_out:
+        if parameter.requires_grad:
             raise InvalidArgumentError(
-                f"register: expected all trained parameters of the model, got none for {name}; "
-                "create the compressor with parameters=network.named_parameters()"
+                "register: expected all trained parameters of the model, got none for"
+                f" {names.get(id(parameter))}; create the compressor with"
+                " parameters=network.named_parameters()"
             )
-        if parameter.device.type not in ("cpu", "cuda"):
+    if left_out:
+        averaged = _averaged(model)
+        for parameter in left_out:
+            if id(parameter) in averaged:
+                raise InvalidArgumentError(
+                    "register: expected all parameters that the DDP model averages, got none for"
+                    f" {names.get(id(parameter))}, which was frozen after DistributedDataParallel()"
+                    " was called; freeze it before, or create the compressor with"
+                    " parameters=network.named_parameters()"
+                )
+    for parameter in model._module_parameters:
+        if parameter.requires_grad and parameter.device.type not in ("cpu", "cuda"):
             raise InvalidArgumentError(
                 "register: expected parameters on the host or on CUDA devices, got"
-                f" {name} on {parameter.device}"
+                f" {names.get(id(parameter))} on {parameter.device}"
             )
+
+
+def _averaged(model):
+    """Return the ids of the parameters in DDP's buckets: those trained when DDP was called."""
+    try:
+        buckets = model.reducer._get_zeros_like_grad_buckets()
+    except RuntimeError:  # a bucket of sparse gradients, which the first backward pass refuses
+        return set()
+    return {id(parameter) for bucket in buckets for parameter in bucket.parameters()}
 
 
 class DdpAdapter(DistributedAdapter):
@@ -88,7 +108,7 @@ class DdpAdapter(DistributedAdapter):
         transport = DistributedTransport(*ranks_and_timeout(model.process_group))
         self.device_path = _device_path(compressor, transport)
         why_not = self.device_path.why_not
-        super().__init__(compressor, transport, slots, on_host=why_not is not None)
+        super().__init__(compressor, transport, slots, on_host=why_not is not None, hooks=True)
         self._model = weakref.ref(model)
         self._has_nccl = has_nccl(model.process_group)
         self._parameters = Parameters(slots)
@@ -108,6 +128,11 @@ class DdpAdapter(DistributedAdapter):
             "compressor's hook, which belongs to this process; save model.module.state_dict() and "
             "compressor.state_dict()"
         )
+
+    @property
+    def may_leave_unused(self):  # type: ignore[override]  # static_graph may be set later
+        model = self._model()
+        return model is not None and (model.find_unused_parameters or model.static_graph)
 
     def agree(self):
         """Compare the settings, and use NCCL for payloads if all ranks can: its ranks must match.

@@ -15,7 +15,9 @@ from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
-from deepreduce_hvd.torch.ddp.buckets import BackwardPass, Way
+from deepreduce_hvd.torch.ddp.accumulation import Accumulation
+from deepreduce_hvd.torch.ddp.backward_pass import BackwardPass
+from deepreduce_hvd.torch.ddp.buckets import Way
 from deepreduce_hvd.torch.ddp.failures import watch
 from deepreduce_hvd.torch.ddp.mirrors import MirroredJob
 from deepreduce_hvd.torch.host import HostPath
@@ -27,7 +29,8 @@ from deepreduce_hvd.validation import expect_loss_scale
 _TORCH_DISTRIBUTED = -1
 #: maximum time in seconds to wait for exchanges of a step that is discarded: a rank may be gone
 _FORGET_SECONDS = 2.0
-_unchecked: weakref.WeakSet = weakref.WeakSet()  # adapters whose optimizer is not known yet
+#: adapters with parameters whose optimizer is not known yet
+_unchecked: weakref.WeakSet = weakref.WeakSet()
 
 
 class DistributedAdapter(TorchAdapter):
@@ -39,6 +42,7 @@ class DistributedAdapter(TorchAdapter):
             the adapter together.
         slots: name of a parameter -> its :class:`~deepreduce_hvd.torch.slot.Slot`.
         on_host: whether the gradients of GPUs are encoded and summed on the host.
+        hooks: as for :class:`~deepreduce_hvd.torch.ddp.accumulation.Accumulation`.
 
     Attributes:
         layout: how each gradient is sent. PyTorch decides which gradients share a message.
@@ -46,13 +50,25 @@ class DistributedAdapter(TorchAdapter):
             gradients, if they are compressed.
         times: as in :class:`~deepreduce_hvd.torch.base_adapter.TorchAdapter`. A gradient counts as
             ready when PyTorch hands over its buffer.
+        accumulation: the :class:`~deepreduce_hvd.torch.ddp.accumulation.Accumulation` of a
+            compressor with loss scaling, or None.
+        alone: whether no other rank gets anything, so that nothing is compressed. Checks of the GPU
+            with one rank change it.
+        may_leave_unused: whether buffers may have old gradients of parameters that a backward pass
+            does not use; equal on all ranks.
     """
 
-    def __init__(self, compressor, transport, slots, on_host=True):
+    may_leave_unused = False
+
+    def __init__(self, compressor, transport, slots, on_host=True, hooks=False):
         self._pass: BackwardPass | None = None
         super().__init__(compressor, transport, self._buckets_of_pass, on_host)
         self.slots = slots
         self.ways = {}
+        self.alone = transport.size == 1
+        self.accumulation = (
+            None if compressor.loss_scale is None else Accumulation(slots.values(), hooks)
+        )
         self.host_path = HostPath(None)
         self._follow(self.scheduler.layout)
         self._driver = Driver(self.transport)
@@ -63,6 +79,12 @@ class DistributedAdapter(TorchAdapter):
         if any(slot.parameter.device.type != "cpu" for slot in slots.values()):
             self._copier = Driver(self.transport)
             weakref.finalize(self, self._copier.stop)
+        #: ids of parameters whose optimizer is not known yet; only delayed gradients matter
+        self._unstepped = {
+            id(slot.parameter)
+            for name, slot in slots.items()
+            if compressor.policies[name].delays and not slot.frozen
+        }
         _watch_for_momentum(self)
         handshake.register(self)
         watch(self)
@@ -70,6 +92,7 @@ class DistributedAdapter(TorchAdapter):
     def attach(self):
         """Make this the adapter of the compressor; raise an error if ranks differ."""
         compressor, old = self.compressor, self.compressor.adapter
+        agreed = getattr(old, "agreed", False)
         old.agreed = True  # no handshake of Horovod for this compressor
         # compressors of other groups, which some ranks do not have, do not count
         compressor.number = take_number((_TORCH_DISTRIBUTED, *self.transport.ranks))
@@ -78,7 +101,7 @@ class DistributedAdapter(TorchAdapter):
             self.agree()
             compressor.communicator.prepare(self.transport)
         except BaseException:
-            compressor.adapter = old
+            compressor.adapter, old.agreed = old, agreed  # the user may try again
             raise
 
     def agree(self):
@@ -121,6 +144,10 @@ class DistributedAdapter(TorchAdapter):
             self.close_steps()
             if self.layout is not self.scheduler.layout:
                 self._follow(self.scheduler.layout)
+            if self.accumulation is not None:
+                backward_pass.earlier = self.accumulation.begin()
+                # its NaN or Inf is still there, and the optimizer skips the whole step
+                backward_pass.void = any(slot.void for slot in backward_pass.earlier)
         except Exception as error:
             backward_pass.failure = error
         self._pass = backward_pass
@@ -132,7 +159,8 @@ class DistributedAdapter(TorchAdapter):
         An error of this rank is sent to the other ranks instead of the exchange.
 
         Args:
-            backward_pass: the :class:`~deepreduce_hvd.torch.ddp.buckets.BackwardPass` of the job.
+            backward_pass: the :class:`~deepreduce_hvd.torch.ddp.backward_pass.BackwardPass` of the
+                job.
             job: the :class:`~deepreduce_hvd.torch.ddp.buckets.BucketJob`.
             slots_and_gradients: function that returns the slots and the gradients.
         """
@@ -158,7 +186,7 @@ class DistributedAdapter(TorchAdapter):
     def _encode(self, backward_pass, job, slots, gradients, started):
         """Encode the gradients of a job, which came at the time ``started``."""
         try:
-            if slots and not backward_pass.slots:
+            if slots and not backward_pass.buckets:
                 self.times.begin(started)
             job.encode(slots, gradients)
             if slots:
@@ -184,7 +212,11 @@ class DistributedAdapter(TorchAdapter):
         self._join_streams()
         sums = backward_pass.device_sums
         void = (sums is not None and not sums.check()) or backward_pass.void
-        self._end_step(backward_pass.slots, void and backward_pass.loss_scale is not None)
+        slots = backward_pass.slots
+        if self.accumulation is not None:
+            slots = list(dict.fromkeys([*slots, *backward_pass.earlier]))
+            self.accumulation.end(slots)
+        self._end_step(slots, void and backward_pass.loss_scale is not None)
 
     def _join_streams(self):
         """Let the current streams wait for the work that reads or changes memories on GPUs."""
@@ -196,6 +228,8 @@ class DistributedAdapter(TorchAdapter):
         if backward_pass is not None:  # its jobs read and write the memories
             backward_pass.settle(_FORGET_SECONDS)
         self._join_streams()
+        if self.accumulation is not None:
+            self.accumulation.end([])
         self.times.forget()
         self.scheduler.restart()
         self._follow(self.scheduler.layout)
@@ -210,16 +244,19 @@ class DistributedAdapter(TorchAdapter):
     def check_momentum(self, optimizer):
         """Warn if an optimizer steps compressed parameters with momentum.
 
+        Args:
+            optimizer: an optimizer that is about to step. Its parameters count as checked then.
+
         Returns:
-            Whether the optimizer steps any of the parameters.
+            Whether all parameters are checked.
         """
-        own = {id(slot.parameter) for slot in self.slots.values()}
-        if own.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
-            return False
-        message = momentum_warning(optimizer, self.compressor)
-        if message is not None:
-            self._warn_once("momentum", message)
-        return True
+        stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        if not stepped.isdisjoint(self._unstepped):
+            self._unstepped -= stepped
+            message = momentum_warning(optimizer, self.compressor)
+            if message is not None:
+                self._warn_once("momentum", message)
+        return not self._unstepped
 
 
 def expect_unused(compressor):
@@ -254,7 +291,7 @@ def _ranks_on_this_host():
 
 
 def _watch_for_momentum(adapter):
-    """Check the first optimizer that steps an adapter's parameters; DDP does not know it."""
+    """Check the first optimizer that steps each parameter of an adapter; DDP does not know it."""
     _register_momentum_check()
     _unchecked.add(adapter)
 

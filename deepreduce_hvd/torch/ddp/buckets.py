@@ -17,6 +17,8 @@ from deepreduce_hvd.errors import DeepReduceError
 from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.schedule.dag import EXCHANGES, FP16
 from deepreduce_hvd.torch import results
+from deepreduce_hvd.torch.ddp.old_gradients import OldGradients
+from deepreduce_hvd.torch.ddp.one_rank import with_whole_memory
 
 
 def in_layout_of(parameter, gradient):
@@ -65,7 +67,8 @@ class BucketJob:
 
     Args:
         adapter: the :class:`~deepreduce_hvd.torch.ddp.base.DistributedAdapter`.
-        backward_pass: the :class:`BackwardPass` of the bucket.
+        backward_pass: the :class:`~deepreduce_hvd.torch.ddp.backward_pass.BackwardPass` of the
+            bucket.
         buffer: all gradients of the bucket, (n,), which the averages replace.
         divisor: number by which the sums are divided; None for the number of ranks.
 
@@ -85,8 +88,11 @@ class BucketJob:
         self._compressed = {}  # Way -> [(slot, view of the gradient, its bucket member)]
         # "dense" or "fp16" -> [(slot, view of the gradient, what is sent for it)]
         self._uncompressed = {}
+        self._unsent = []  # (slot, view of the gradient), in a job of one rank
         self._exchanges = []  # one for each policy and communicator
         self._channels = {}  # "dense" or "fp16" -> Channel
+        self._old = None  # the OldGradients of a bucket that may have unused parameters
+        self._postponed: tuple = ()  # arguments of encode, if that waits for the other ranks
         self.failure = None
         self.error = None
         self.ended = threading.Event()
@@ -104,10 +110,18 @@ class BucketJob:
     def encode(self, slots, gradients):
         """Encode the gradients and describe the first collective.
 
+        If backward did not make some of them, :meth:`run` does this, once it knows whether another
+        rank made them.
+
         Args:
             slots: slots of the parameters.
             gradients: views of the buffer, or of its mirror.
         """
+        if self._adapter.may_leave_unused and self._old is None:
+            self._old = OldGradients(self._adapter, slots, gradients)
+            if self._old.found:
+                self._postponed = slots, gradients
+                return
         for slot, gradient in zip(slots, gradients):
             self._add(slot, gradient)
         self._start()
@@ -120,6 +134,14 @@ class BucketJob:
         slot.settle()
         slot.steps += 1
         made, slot.made = slot.made, False
+        if self._adapter.accumulation is not None:
+            self._adapter.accumulation.exchanged(slot)
+        if self._adapter.alone:
+            total = with_whole_memory(slot, gradient, made, self._pass.loss_scale)
+            if total is not gradient:
+                gradient.copy_(total)
+            self._unsent.append((slot, gradient))
+            return
         if slot.dense:
             way = slot.policy.way
             sent = slot.with_memory(
@@ -186,7 +208,8 @@ class BucketJob:
     def _encoded(self, way, part):
         """Let threads encode gradients; yield the handle that must be done before the exchange."""
         adapter, policy = self._adapter, way.policy
-        if not way.communicator.sends_payloads:
+        # the threads take gradients from one thread only, which is not that of run
+        if not way.communicator.sends_payloads or self._postponed:
             return
         encodings = {}
         for slot, _, member in part:
@@ -208,6 +231,10 @@ class BucketJob:
         """Exchange and decode; called by the driver."""
         if self.failure is not None:
             raise self.failure
+        if self._old is not None:
+            self._old.clear()
+            if self._postponed:
+                self._encode_postponed()
         transport = self._adapter.transport
         for part, exchange in zip(self._compressed.values(), self._exchanges):
             started = time.perf_counter()
@@ -218,11 +245,19 @@ class BucketJob:
             self._decode(part, exchange, total)
         for way, part in self._uncompressed.items():
             self._sum_uncompressed(way, part)
+        for slot, gradient in self._unsent:
+            slot.count_unsent(gradient)
+            if self._pass.loss_scale is not None:
+                self._look_at(gradient)
+
+    def _encode_postponed(self):
+        self.encode(*self._postponed)
 
     def end(self, error):
         """Hand the average, or an error, to DDP."""
         self.error = error
         self._compressed, self._uncompressed, self._exchanges = {}, {}, []
+        self._unsent, self._postponed = [], ()
         try:
             if error is None:
                 self._hand_over()
@@ -230,11 +265,13 @@ class BucketJob:
             self.error = failed
         if not self._finished.done():
             self._finished.set_result(self._buffer if self.error is None else None)
-        self._buffer = self.mirror = None
+        self._buffer = self.mirror = self._old = None
         self.ended.set()
 
     def _hand_over(self):
-        """Make the average the result of the future, if it belongs to a stream."""
+        """Complete the bucket; make it the result of the future, if it belongs to a stream."""
+        if self._old is not None:
+            self._old.put_back()
         if self.mirror is not None:
             self.mirror.finish(self._finished)
 
@@ -261,6 +298,8 @@ class BucketJob:
         channel = exchange.channel
         extra = (channel.rounds + channel.in_groups) * self._adapter.transport.head_bytes
         extra += self._bytes_besides_payloads(part, channel)
+        if self._old is not None and exchange is self._exchanges[0]:
+            extra += self._old.sent_bytes
         for number, (slot, gradient, _) in enumerate(part):
             slot.encode_seconds += exchange.encode_seconds(number)
             slot.encoding = None  # it refers to the payload
@@ -334,50 +373,3 @@ def failure_of(member, error):
     rank in the job, and not its place among the ranks of the exchange.
     """
     return DeepReduceError(f"parameter {member.name}: {wire.describe(error)}")
-
-
-class BackwardPass:
-    """One backward pass that synchronizes.
-
-    Args:
-        task: id of the pass in the autograd engine, or None if it is not needed.
-
-    Attributes:
-        loss_scale: loss scale of this step, or None.
-        slots: slots whose gradients have come.
-        jobs: the :class:`BucketJob` of each bucket so far.
-        buckets: names of the parameters in each of them.
-        void: whether some result has NaN or Inf.
-        device_sums: the :class:`~deepreduce_hvd.torch.cuda.device.DeviceSums` of the pass, or None.
-        failure: an error at its beginning, or None.
-        ended: whether all gradients so far have been waited for.
-    """
-
-    def __init__(self, task=None):
-        self.task = task
-        self.loss_scale = None
-        self.slots = []
-        self.jobs = []
-        self.buckets = []
-        self.void = False
-        self.device_sums = None
-        self.failure = None
-        self.ended = True
-
-    def end(self):
-        """Wait for all buckets and release them.
-
-        Returns:
-            The error of the first bucket that failed, or None.
-        """
-        for job in self.jobs:
-            job.ended.wait()
-        error = next((job.error for job in self.jobs if job.error is not None), None)
-        self.jobs.clear()
-        return error
-
-    def settle(self, seconds):
-        """Wait until no bucket is exchanged, for at most so many seconds."""
-        deadline = time.monotonic() + seconds
-        for job in self.jobs:
-            job.ended.wait(max(deadline - time.monotonic(), 0))

@@ -95,10 +95,16 @@ class DeviceBucketJob(BucketJob):
         )
         return Exchange(gather, bucket, self._adapter.transport, name)
 
+    def _encode_postponed(self):
+        self._ready = self._streams.now()  # with zeros in place of old gradients
+        super()._encode_postponed()
+
     def run(self):
         with torch.cuda.stream(self._streams.exchange):
             self._streams.exchange.wait_event(self._ready)
             super().run()
+            if self._unsent:  # the other stream adds memories to these gradients
+                self._streams.exchange.wait_stream(self._streams.encoding)
             sums = self._pass.device_sums
             if self._pass.loss_scale is not None:
                 sums.look_at(self._buffer)
@@ -106,6 +112,7 @@ class DeviceBucketJob(BucketJob):
 
     def _hand_over(self):
         with torch.cuda.stream(self._streams.exchange):
+            super()._hand_over()
             self._finished.set_result(self._buffer)  # it records an event in the current stream
 
     def _decode(self, part, exchange, total):

@@ -132,6 +132,10 @@ class DistributedTransport(Transport):
         """Describe a collective without data: the ranks get the error of one that has failed."""
         return Collective(name, lambda: self._heads(name, []))
 
+    def any(self, flag, name):
+        """Describe a collective that tells whether any rank gives True; heads suffice for it."""
+        return Collective(name, lambda: bool(self._heads(name, [int(flag)]).any()))
+
     def test(self, handle):
         return True
 

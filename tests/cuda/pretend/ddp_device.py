@@ -6,6 +6,7 @@ simulated NCCL. Errors of one rank reach both.
 
 import contextlib
 import functools
+import itertools
 import random
 
 import torch
@@ -73,6 +74,8 @@ def random_options(draw):
     if draw.random() < 0.4:
         options["ddp"]["find_unused_parameters"] = True
         options["uses_branch"] = lambda step: (step + RANK) % 3 == 0
+        if draw.random() < 0.6:  # old gradients of the branch, which no rank uses in some steps
+            options["keeps"] = lambda step, name: name.startswith("branch")
     if draw.random() < 0.4:
         overflows = draw.randrange(4)
         options["loss_scale"] = lambda: 8.0
@@ -102,6 +105,25 @@ def scenario_random_programs():
         if place % 2 == 0:
             for name, row in sent.items():
                 assert row["sent_bytes"] == sent_by_host[name]["sent_bytes"], (number, name)
+
+
+def scenario_old_gradients_stay_out_of_residuals():
+    """No rank, one rank or all ranks use the branch, whose gradient is never cleared."""
+    uses = [(True, True), (False, False), (False, True), (False, False)]
+    for place, view in itertools.product((0, 1), (False, True)):
+        for path, options in (
+            (DeviceBucketJob, {}),
+            (BucketJob, {"communicator": dr.SplitAllgather()}),
+        ):
+            with ways()[place]:
+                compare(
+                    path,
+                    dense_below=100,
+                    ddp={"find_unused_parameters": True, "gradient_as_bucket_view": view},
+                    uses_branch=lambda step: uses[step][RANK],
+                    keeps=lambda step, name: name.startswith("branch"),
+                    **options,
+                )
 
 
 def scenario_bytes_with_nccl():
@@ -215,6 +237,34 @@ def scenario_states_fit_both_devices():
             ends.append([memories_of(compressor)])
     for end in ends[1:]:
         expect_same(end, ends[0], "states")
+
+
+def scenario_one_rank_compresses_nothing():
+    """It adds what a larger job has left to its gradients, on the device as on the host."""
+    alone = [dist.new_group([one]) for one in range(dist.get_world_size())][RANK]
+    for memory in (dr.Residual(), dr.LowPass(0.3), dr.MomentumCorrection(0.9)):
+        _, model, compressor = model_of("cpu", memory=memory)
+        loss_of(model, 0).backward()
+        states = [None] * dist.get_world_size()
+        dist.all_gather_object(states, compressor.state_dict())
+        ends = []
+        for device in ("cuda:0", "cpu"):
+            network, model, compressor = model_of(
+                device, memory=memory, ddp={"process_group": alone}
+            )
+            compressor.load_state_dict(states)
+            found = []
+            for step in (1, 2):
+                network.zero_grad()
+                loss_of(model, step).backward()
+                gradients = {
+                    name: [one.grad.cpu().clone()] for name, one in network.named_parameters()
+                }
+                found += [gradients, memories_of(compressor)]
+            ends.append(found)
+            rows = compressor.stats().values()
+            assert {(row["path"], row["sent_bytes"]) for row in rows} == {("none", 0)}
+        expect_same(*ends, memory)
 
 
 def scenario_a_sum_overflows():

@@ -199,12 +199,20 @@ def memories_of(compressor):
     return {name: list(one["memory"].values()) for name, one in saved.items()}
 
 
-def train(device, uses_branch=lambda step: True, factor=lambda step: 1.0, **options):
+def train(
+    device,
+    uses_branch=lambda step: True,
+    factor=lambda step: 1.0,
+    keeps=lambda step, name: False,
+    **options,
+):
     """Return {name: gradient, payload and memories} for each step, and the last statistics."""
     network, model, compressor = model_of(device, **options)
     seen = []
     for step in range(STEPS):
-        network.zero_grad()
+        for name, parameter in network.named_parameters():
+            if not keeps(step, name):
+                parameter.grad = None
         loss_of(model, step, uses_branch(step), factor(step)).backward()
         found = {
             name: [one.grad.cpu().clone()]

@@ -1,0 +1,129 @@
+"""What register and the first steps check with PyTorch's DDP; run by ddp_scenarios.py."""
+
+import os
+import random
+import warnings
+
+import torch
+import torch.distributed as dist
+from ddp_tools import Network, assert_equal_everywhere, distributed, loss_of
+from torch.nn.parallel import DistributedDataParallel
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.torch.ddp import base
+
+
+def _sample(draw, names):
+    return {name for name in sorted(names) if draw.random() < 0.3}  # the same on all ranks
+
+
+def scenario_parameters_that_are_averaged_must_be_known(directory):
+    """Random ones are frozen before and after DDP is called, and random ones are left out."""
+    outcomes = set()
+    for seed in range(20):
+        draw = random.Random(seed)
+        network = Network()
+        parameters = dict(network.named_parameters())
+        frozen = _sample(draw, parameters)
+        later = _sample(draw, parameters) - frozen if draw.random() < 0.7 else set()
+        trained = parameters.keys() - frozen - later
+        left_out = _sample(draw, frozen | later)
+        if not trained:
+            continue
+        for name in frozen:
+            parameters[name].requires_grad_(False)
+        model = DistributedDataParallel(network, find_unused_parameters=True)
+        for name in later:
+            parameters[name].requires_grad_(False)
+        named = [(name, one) for name, one in parameters.items() if name not in left_out]
+        compressor = dr.Compressor(parameters=named, dense_below=0)
+        what = f"seed {seed}: frozen {frozen}, later {later}, left out {left_out}"
+        try:
+            compressor.register(model)
+            loss_of(model, 0, dist.get_rank()).backward()
+            found = None
+        except dr.InvalidArgumentError as error:
+            found = str(error)
+        unknown = left_out & later
+        assert (found is not None) == bool(unknown), f"{what}: {found}"
+        assert found is None or any(f"none for {name}," in found for name in unknown), found
+        outcomes.add(found is None)
+    assert outcomes == {True, False}
+
+
+def scenario_register_again_after_a_failure(directory):
+    size, before = dist.get_world_size(), os.environ["LOCAL_WORLD_SIZE"]
+    network = Network()
+    model = DistributedDataParallel(network)
+    compressor = dr.Compressor(
+        dr.Codec(dr.TopK(0.05)),
+        communicator=dr.Hierarchical(dr.Allgather()),
+        parameters=network.named_parameters(),
+        dense_below=0,
+    )
+    for failing in range(2):
+        os.environ["LOCAL_WORLD_SIZE"] = str(size + 1 + failing)
+        try:
+            compressor.register(model)
+        except dr.InvalidArgumentError as error:
+            assert f"expected hosts with {size + 1 + failing} ranks each" in str(error), error
+        else:
+            raise AssertionError("expected an error")
+        finally:
+            os.environ["LOCAL_WORLD_SIZE"] = before
+    compressor.register(model)
+    other = Network()
+    at_once, _ = distributed(
+        other, communicator=dr.Hierarchical(dr.Allgather(), int(before)), dense_below=0
+    )
+    for step in range(2):
+        found = []
+        for one in (model, at_once):
+            one.zero_grad()
+            loss_of(one, step, dist.get_rank()).backward()
+            found.append([(name, own.grad) for name, own in one.module.named_parameters()])
+        for (name, gradient), (_, expected) in zip(*found):
+            assert torch.equal(gradient, expected), f"step {step}, {name}"
+        assert_equal_everywhere(found[0], f"step {step}")
+
+
+def scenario_momentum_of_each_optimizer_is_checked(directory):
+    """Random optimizers of random parameters, some prepared, some without momentum."""
+    outcomes = set()
+    for seed in range(20):
+        draw = random.Random(seed)
+        network = Network()
+        model = DistributedDataParallel(network)
+        compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=200)
+        compressor.register(model)
+        delayed = {
+            name for name, policy in compressor.policies.items() if not policy.dense
+        }  # all of them have a Residual
+        count = draw.randint(1, 3)
+        owners = {name: draw.randrange(count) for name in compressor.policies}
+        optimizers, forgotten = [], False
+        for number in range(count):
+            own = [name for name, owner in owners.items() if owner == number]
+            if not own:
+                continue
+            parameters = [one for name, one in network.named_parameters() if name in own]
+            momentum = draw.choice([0, 0.9])
+            optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=momentum)
+            if draw.random() < 0.6:
+                dr.prepare(optimizer, compressor)
+            elif momentum and delayed.intersection(own):
+                forgotten = True
+            optimizers.append(optimizer)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(2):
+                network.zero_grad()
+                loss_of(model, step, dist.get_rank()).backward()
+                draw.shuffle(optimizers)
+                for optimizer in optimizers:
+                    optimizer.step()
+        messages = [str(one.message) for one in caught if "momentum" in str(one.message)]
+        assert len(messages) == forgotten, f"seed {seed}: {owners} {optimizers} {messages}"
+        assert compressor.adapter not in base._unchecked
+        outcomes.add(forgotten)
+    assert outcomes == {True, False}
