@@ -15,8 +15,7 @@ from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
-from deepreduce_hvd.torch.ddp.accumulation import Accumulation
-from deepreduce_hvd.torch.ddp.backward_pass import BackwardPass
+from deepreduce_hvd.torch.ddp.backward_pass import Accumulation, BackwardPass
 from deepreduce_hvd.torch.ddp.buckets import Way
 from deepreduce_hvd.torch.ddp.failures import watch
 from deepreduce_hvd.torch.ddp.mirrors import MirroredJob
@@ -42,7 +41,7 @@ class DistributedAdapter(TorchAdapter):
             the adapter together.
         slots: name of a parameter -> its :class:`~deepreduce_hvd.torch.slot.Slot`.
         on_host: whether the gradients of GPUs are encoded and summed on the host.
-        hooks: as for :class:`~deepreduce_hvd.torch.ddp.accumulation.Accumulation`.
+        hooks: as for :class:`~deepreduce_hvd.torch.ddp.backward_pass.Accumulation`.
 
     Attributes:
         layout: how each gradient is sent. PyTorch decides which gradients share a message.
@@ -50,7 +49,7 @@ class DistributedAdapter(TorchAdapter):
             gradients, if they are compressed.
         times: as in :class:`~deepreduce_hvd.torch.base_adapter.TorchAdapter`. A gradient counts as
             ready when PyTorch hands over its buffer.
-        accumulation: the :class:`~deepreduce_hvd.torch.ddp.accumulation.Accumulation` of a
+        accumulation: the :class:`~deepreduce_hvd.torch.ddp.backward_pass.Accumulation` of a
             compressor with loss scaling, or None.
         alone: whether no other rank gets anything, so that nothing is compressed. Checks of the GPU
             with one rank change it.

@@ -6,6 +6,7 @@ of each parameter, also if no rank has used it in this pass. Then it discards th
 """
 
 import numpy as np
+import torch
 
 from deepreduce_hvd.coordination.collective_names import collective_name
 
@@ -32,7 +33,7 @@ class OldGradients:
             for number, (slot, gradient) in enumerate(zip(slots, gradients))
             if not slot.made and bool(gradient.any())
         }
-        self._kept = []  # (gradient, copy of it)
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients and copies of them
         name = collective_name(adapter.compressor.number, slots[0].name)
         self._name = f"{name}.step {slots[0].steps + 1}.used"
         self.found = bool(self._old)
