@@ -277,7 +277,7 @@ def decode_sum(payloads: Sequence[Any], out: Any, scale: float = 1.0) -> Any:
             has a wrong dtype or shape.
     """
     expect_scale(scale)
-    if hasattr(payloads, "dtype"):
+    if len(getattr(payloads, "shape", (0, 0))) < 2:
         raise InvalidArgumentError(
             "payloads: expected a list of payloads, got one; write [payload]"
         )

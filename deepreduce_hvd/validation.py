@@ -179,8 +179,8 @@ def named_parameters(parameters):
         if hasattr(tensor, "shape") and names.setdefault(id(tensor), name) != name:
             raise InvalidArgumentError(
                 "Compressor parameters: expected each tensor once, got the same one as"
-                f" {names[id(tensor)]} and {name}; leave out remove_duplicate=False, so that tied"
-                " weights have one name"
+                f" {names[id(tensor)]} and {name}; give each tensor one name (on PyTorch, leave out"
+                " remove_duplicate=False)"
             )
     return named
 

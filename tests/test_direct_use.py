@@ -44,3 +44,9 @@ def test_a_payload_in_place_of_a_list(kind):
     gradient, out = gradient_and_state(kind, np.zeros(500, np.float32))
     with pytest.raises(dr.InvalidArgumentError, match=r"expected a list .* write \[payload\]"):
         dr.decode_sum(CODEC.encode(gradient), out)
+
+
+def test_payloads_as_the_rows_of_an_array():
+    payload = CODEC.encode(np.ones(500, np.float32))
+    two = dr.decode_sum(np.stack([payload, payload]), np.zeros(500, np.float32))
+    np.testing.assert_array_equal(two, 2 * dr.decode(payload))

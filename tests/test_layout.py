@@ -49,14 +49,14 @@ def test_a_plan_never_sends_less_than_the_codec(seed):
     first = smaller[0]
     message = re.escape(
         f"plan: expected densities of at least {ratios[first]:g}, which the codec keeps of {first},"
-        f" got {densities[first]:g}; make a plan for this codec"
+        f" got {densities[first]:g}; make a plan with deepreduce-plan --density {ratios[first]:g}"
     )
     with pytest.raises(dr.InvalidArgumentError, match=message):
         layout.expect_schedule(plan, policies, dr.Allgather())
 
 
 def test_a_plan_for_another_codec():
-    """Its messages may not be the best ones, and layer times are for the default codec."""
+    """There is a warning, unless it is from layer times and the codec is the default one."""
     own = dr.Codec(dr.TopK(0.01), index=dr.Rice())
     message = Message(("one",), "codec", 0.1, "Allgather")
     for codec, made_for, differs in (
@@ -86,7 +86,9 @@ def test_what_a_plan_leaves_out_is_said(seed):
     left = [name for name in policies if policies[name] == codec and name not in planned]
     assert len(notes) == bool(left)
     for note in notes:
-        assert note.startswith(f"The plan leaves out {len(left)} compressed parameters, which go")
+        assert note.startswith(
+            f"The plan leaves out {len(left)} of the compressed parameters, sent"
+        )
         assert ", ".join(left[:5]) in note and (", ..." in note) == (len(left) > 5)
 
 

@@ -24,6 +24,17 @@ def test_attributes_that_are_not_hashable():
     dr.Compressor(memory=memory, parameters=[("weight", weight)])
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (dr.TopK(np.float64(0.01)), dr.TopK(0.01)),
+        (dr.TopK(0.01, warmup_ratio=1), dr.TopK(0.01, warmup_ratio=1.0)),
+    ],
+)
+def test_equal_stages_have_one_hash(one, other):
+    assert one == other and len({one, other}) == 1
+
+
 @pytest.mark.parametrize("make", [np.array, torch.tensor])
 def test_an_array_as_an_attribute(make):
     """The settings of two ranks are compared as text, which leaves out parts of long arrays."""
@@ -72,8 +83,11 @@ def test_a_class_that_is_defined_again(register):
     class Other(dr.ValueCodec):
         stage_id = 211
 
-    with pytest.raises(dr.InvalidArgumentError, match="expected an unused name and id"):
-        register(Other)
+    same_name = logarithm(1)
+    same_name.stage_id = 212
+    for refused in (Other, same_name):
+        with pytest.raises(dr.InvalidArgumentError, match="expected an unused name and id"):
+            register(refused)
 
 
 def test_an_instance_in_place_of_a_class():

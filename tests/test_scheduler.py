@@ -8,12 +8,15 @@ from unittest import mock
 
 import pytest
 
+import deepreduce_hvd as dr
 from deepreduce_hvd.planning import one_race, scheduler as scheduler_module
+from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.planning.race import Race
 from deepreduce_hvd.planning.scheduler import Scheduler
 from deepreduce_hvd.schedule import Message, Plan
 
 _TRANSPORT = SimpleNamespace(size=2)
+_POLICIES = {"weight": Policy("codec", dr.Codec(dr.TopK(0.01)), dr.Residual())}
 _MEASURING = 0.5  # seconds
 _WITHOUT = "without a plan"
 
@@ -45,7 +48,9 @@ class Job:
         #: for each step, the compressors that measure or try plans
         self.trying = []
         for own in costs:
-            compressor = SimpleNamespace(policies={}, fingerprint=0, schedule="auto", number=0)
+            compressor = SimpleNamespace(
+                policies=_POLICIES, fingerprint=0, schedule="auto", number=0
+            )
             scheduler = Scheduler(compressor, SimpleNamespace(seconds=None), None)
             scheduler._figures, scheduler._profiled = _OneRank(), lambda slots: ["weight"]
             scheduler._costs_since_warm_up = lambda slots: {}
@@ -150,17 +155,44 @@ def test_a_compressor_that_is_not_used_any_more_holds_nobody_up(ratio):
 
 @pytest.mark.parametrize("most", [24, 60])
 def test_nobody_waits_forever(most):
-    """For a compressor whose steps compress nothing, which never ends its measurements."""
+    """For a compressor that never ends its measurements."""
+
+    def _profile(transport, slots):
+        pass
+
     costs = {_WITHOUT: 0.02, "encoded": 0.02, "dense": 0.01}
     with mock.patch.object(scheduler_module, "_MOST_WAITING", most):
         job = Job(costs, dict(costs))
-        job.schedulers[0]._profiled = lambda slots: []
+        job.schedulers[0]._profile = _profile
         for _ in range(most):
             job.step()
         assert job.trying[-1] == [0]
         for _ in range(250):
             job.step()
     assert job.plan(1) == "dense"
+
+
+def test_steps_that_compress_nothing_hold_nobody_up():
+    """And a compressor beside such steps still notices that its own steps have changed."""
+    costs = {_WITHOUT: 0.02, "encoded": 0.02, "dense": 0.01}
+    job = Job(costs, dict(costs))
+    job.schedulers[0]._profiled = lambda slots: []
+    for _ in range(250):
+        job.step()
+    assert job.plan(1) == "dense"
+    job.costs[1]["dense"] = 0.06
+    for _ in range(400):
+        job.step()
+    assert job.plan(1) == "encoded"
+
+
+def test_a_compressor_that_compresses_nothing_has_no_trials():
+    costs = {_WITHOUT: 0.02, "encoded": 0.02, "dense": 0.01}
+    job = Job(costs, dict(costs))
+    job.schedulers[0]._base = SimpleNamespace(policies={"weight": Policy("dense")})
+    for _ in range(250):
+        job.step()
+    assert not any(0 in racing for racing in job.trying) and job.plan(1) == "dense"
 
 
 def test_a_compressor_that_is_closed_holds_nobody_up():

@@ -62,7 +62,7 @@ def test_a_plan_for_another_codec_and_what_it_leaves_out():
     words = "2 parameters compressed in 1 message at a density of 0.1"
     assert comp.adapter.schedule_notes() == [
         f"Schedule: {words}.",
-        "The plan leaves out 2 compressed parameters, which go into buckets: c, d.",
+        "The plan leaves out 2 of the compressed parameters, sent as without a plan: c, d.",
     ]
     assert f"a plan of {words}, with CRC-32" in repr(comp)
 

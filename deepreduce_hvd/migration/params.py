@@ -148,7 +148,7 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
     chosen = {**layers, "*": layers.get("*", codec)} if layers else codec
     everything = False
     if settings("communicator") == "allreduce":
-        halves = [own for own in (codec, *layers.values()) if _way(own) == "fp16"]
+        halves = "fp16" in map(_way, chosen.values() if layers else [codec])
         if halves and memory.state:
             settings.differ("memory: the errors of rounding to fp16 are not kept")
         if layers:
@@ -252,8 +252,8 @@ def _communicator(settings, codec):
         said = "" if settings.has("communicator") else ", the default"
         raise InvalidArgumentError(
             f"communicator: expected allgather with {codec.sparsifier!r}, got allreduce{said},"
-            " which needs the same indices on all ranks and works only with the compressors none"
-            " and randomk; write 'communicator': 'allgather'"
+            " which needs the same indices on all ranks and works only with the compressors"
+            " none, fp16 and randomk; write 'communicator': 'allgather'"
         )
     for stage in choice.unused_stages:
         if name == "allreduce" and _way(codec) == "fp16":

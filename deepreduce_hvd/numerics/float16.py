@@ -3,7 +3,8 @@
 _LARGEST = 65504.0
 #: the smallest number above zero, and the distance between neighbours up to 2^-13
 _SMALLEST = 2.0**-24
-#: Multiples of so many of the smallest number keep more than 96 % when they are divided.
+#: multiples of this many times the smallest number lose less than 4 % when they are divided by a
+#: number of ranks that is no power of two
 _UNEVEN = 16
 
 

@@ -54,7 +54,7 @@ class Layout:
         if not left:
             return []
         return [
-            f"The plan leaves out {len(left)} compressed parameters, which go into buckets:"
+            f"The plan leaves out {len(left)} of the compressed parameters, sent as without a plan:"
             f" {', '.join(left[:_MOST_NAMES])}{', ...' if len(left) > _MOST_NAMES else ''}."
         ]
 
@@ -232,7 +232,8 @@ def _expect_densities(plan: Plan, policies: Mapping[str, Policy]) -> None:
         if ratio is not None and density < ratio * (1 - _ROUNDING):
             raise InvalidArgumentError(
                 f"plan: expected densities of at least {ratio:g}, which the codec keeps of {name},"
-                f" got {density:g}; make a plan for this codec"
+                f" got {density:g}; make a plan with deepreduce-plan --density {ratio:g}, or from a"
+                " profile of a job with this codec"
             )
 
 

@@ -60,8 +60,8 @@ def measured_profile(policies, times, slots, ranks, costs=None, growth=None, **m
         measured: what else was measured, as arguments of ``Profile``.
 
     Raises:
-        InvalidArgumentError: no step with a compressed gradient is complete yet, or the codecs have
-            different ratios.
+        InvalidArgumentError: no step with a compressed gradient is complete yet, the codecs have
+            different ratios, or one without a ratio sent nothing.
     """
     costs = costs or {
         name: Costs.of_steps(total, (0.0, 0.0, 0), slots[name])
@@ -79,6 +79,8 @@ def measured_profile(policies, times, slots, ranks, costs=None, growth=None, **m
         sent = {name: slots[name].statistics()["sent_values"] for name in names}
         shares = {name: sent[name] / elements[name] for name in names}
         density = sum(sent.values()) / sum(elements[name] for name in names)
+        if not density:
+            raise InvalidArgumentError("profile: expected a last step that sent elements, got none")
     parts = [
         Parameter(
             name, elements[name], max(ready[name], 0.0), costs[name].encode,
@@ -87,7 +89,7 @@ def measured_profile(policies, times, slots, ranks, costs=None, growth=None, **m
         for name, codec in zip(names, codecs)
     ]  # fmt: skip
     return Profile(
-        tuple(parts), times.rest, hosts=ranks, codec=repr(codecs[0]), density=density or 1.0,
+        tuple(parts), times.rest, hosts=ranks, codec=repr(codecs[0]), density=density,
         **measured,
     )  # fmt: skip
 

@@ -72,7 +72,8 @@ class Policy:
             the same, converted to float16.
         codec: the codec, if ``way`` is "codec"; otherwise None.
         memory: the memory. If ``way`` is not "codec", it is that of the parameter's codec where a
-            plan chose the way, and otherwise :class:`NoMemory`.
+            plan chose the way, and otherwise :class:`NoMemory`. On TensorFlow, a plan that is given
+            leaves it out.
     """
 
     way: str

@@ -131,7 +131,8 @@ class Scheduler:
         """
         if self._totals is None and self._is_warm(slots):
             self._totals = totals(slots)
-        if self._schedule != "auto" or transport.size == 1:
+        nothing = all(one.dense for one in self._base.policies.values())
+        if self._schedule != "auto" or transport.size == 1 or nothing:
             return
         one_race.step_ends(self)
         if self._times.seconds is not None:
@@ -195,7 +196,8 @@ class Scheduler:
         if self._left > 0:
             return
         if not self._profiled(slots):  # with several optimizers, a step may compress nothing
-            self._begin_profile(slots)
+            one_race.give_back(self)
+            self._begin(self._warm_up, _WINDOW + 1)  # another one asks after _WINDOW steps
             return
         self._costs = self._costs_since_warm_up(slots)
         self._measure_and_plan(transport, slots)
@@ -298,15 +300,18 @@ class Scheduler:
         if self._left > 0:
             return
         self._figures.call_ranks(transport)
-        busy = float(self._waited < _MOST_WAITING and one_race.is_busy(self, self._since))
+        busy = float(one_race.is_busy(self, self._since))
         measured, busy = self._figures.slowest(transport, [np.median(self._seconds[1:]), busy])
         self._until_rest_ends -= self._window
-        if busy:  # the trials of another compressor change these steps
+        if (
+            busy and self._waited < _MOST_WAITING
+        ):  # the trials of another compressor change these steps
             self._waited += self._window
             self._differing = 0
             self._begin_window()
             return
-        self._waited = 0
+        if not busy:
+            self._waited = 0
         differs = _ratio(measured, self._expected) > self._different
         self._differing = self._differing + 1 if differs else 0
         due = self._differing >= 2 or self._until_rest_ends <= 0

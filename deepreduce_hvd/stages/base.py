@@ -66,7 +66,7 @@ class Stage:
         return type(self) is type(other) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
-        return hash((type(self), repr(self)))  # custom stages may have lists and dictionaries
+        return hash((type(self), *sorted(vars(self))))  # values may be lists and dictionaries
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())

@@ -312,6 +312,34 @@ def scenario_auto_with_nothing_to_measure(directory):
         assert_equal_everywhere(network.named_parameters(), f"nothing {dense_below}")
 
 
+def scenario_two_compressors_take_turns(directory):
+    """Both get a plan, beside a third one that compresses nothing, and all ranks decide alike."""
+    networks = [model(), torch.nn.Sequential(torch.nn.Linear(40, 60)), torch.nn.Linear(5, 5)]
+    pairs = [
+        distributed(network, CODEC, compressor_options={"schedule": "auto", "dense_below": 50})
+        for network in networks
+    ]
+    trying = []
+    for step in range(2 * DECIDED):
+        for number, (network, (optimizer, _)) in enumerate(zip(networks, pairs)):
+            network.zero_grad()
+            if number:
+                draw = torch.Generator().manual_seed(step + hvd.rank())
+                size = network[0].in_features if number == 1 else 5
+                network(torch.randn(4, size, generator=draw)).square().sum().backward()
+            else:
+                backward(network, step)
+            optimizer.step()
+        trying.append([one.adapter.scheduler.is_trying for _, one in pairs])
+    expect(not any(sum(one) > 1 for one in trying), "two compressors tried plans in one step")
+    plans = [one.plan for _, one in pairs]
+    expect([plan is None for plan in plans] == [False, False, True], "the plans are", plans)
+    everywhere = hvd.allgather_object(trying)
+    expect(all(one == trying for one in everywhere), "ranks tried plans in other steps")
+    for number, network in enumerate(networks):
+        assert_equal_everywhere(network.named_parameters(), f"two compressors {number}")
+
+
 def scenario_auto_plans_for_all_optimizers_of_a_compressor(directory):
     """A step of the job has one step of each optimizer, even if one of them compresses nothing."""
     parts = torch.nn.ModuleDict(
