@@ -260,11 +260,8 @@ def _module(framework):
     try:
         module = importlib.import_module(_FRAMEWORKS[framework])
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "horovod":
-            raise
-        raise InvalidArgumentError(
-            f"sparse_allreduce: expected horovod.{framework}, got {error}; it needs Horovod"
-        ) from error
+        message = f"sparse_allreduce: expected horovod.{framework}, got {error}"
+        raise InvalidArgumentError(message) from error
     if not module.HorovodTransport.horovod.is_initialized():
         raise InvalidArgumentError(
             f"sparse_allreduce: expected hvd.init() of horovod.{framework} before the first call,"
