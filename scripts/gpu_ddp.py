@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.torch.cuda import device as torch_device
+from deepreduce_hvd.torch.ddp.base import DistributedAdapter
 from deepreduce_hvd.torch.ddp.buckets import BucketJob
 from deepreduce_hvd.torch.ddp.device_buckets import DeviceBucketJob
 
@@ -92,8 +93,8 @@ def model_of(device, dtype=torch.float32, channels_last=False, ddp=None, **optio
     network = Network(dtype, channels_last).to(device)
     model = DistributedDataParallel(network, bucket_cap_mb=0.1, **(ddp or {}))
     compressor = dr.Compressor(parameters=network.named_parameters(), **options)
+    DistributedAdapter.compresses_alone = True  # with NCCL there is one rank
     compressor.register(model)
-    compressor.adapter.alone = False  # with NCCL there is one rank, which would compress nothing
     return network, model, compressor
 
 

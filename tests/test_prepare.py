@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.torch.adapter import Adapter
 
 SETTINGS = {
     torch.optim.SGD: ("momentum", "dampening", "nesterov", "weight_decay"),
@@ -174,8 +175,11 @@ def test_none_undoes_it():
     ],
 )
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_a_memory_with_momentum_has_other_factors(kind, large_settings, momentum, capsys):
+def test_a_memory_with_momentum_has_other_factors(
+    kind, large_settings, momentum, capsys, monkeypatch
+):
     """The step size does not depend on the momentum that is replaced: it is the memory's own."""
+    monkeypatch.setattr(Adapter, "sends_nothing", lambda *_: False)  # as in a job of several ranks
     model, twin = network(), network()
     if not momentum and kind is torch.optim.RMSprop:
         large_settings = {**large_settings, "lr": 0.1}  # nothing to make up for
@@ -194,6 +198,20 @@ def test_a_memory_with_momentum_has_other_factors(kind, large_settings, momentum
     said = capsys.readouterr().out
     assert ("a weight decay 10 times as large" in said) == ("weight_decay" in large_settings), said
     assert ("nothing changes" in said) == (kind is torch.optim.AdamW and not momentum), said
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop])
+def test_one_rank_does_not_use_a_memory_with_momentum(kind):
+    """Its steps then have the size of the optimizer's own momentum."""
+    model, twin = network(), network()
+    compressor = compressor_of(model, memory=dr.MomentumCorrection(0.9))
+    settings = {"lr": 0.01, "momentum": 0.8, "weight_decay": 0.02}
+    optimizer = dr.prepare(kind(model.parameters(), **settings), compressor)
+    large, small = parted(twin)
+    groups = [{"params": large, "momentum": 0.0, "lr": 0.05}, {"params": small}]
+    train_both(model, optimizer, twin, kind(groups, **settings), 3)
+    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

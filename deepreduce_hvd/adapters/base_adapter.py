@@ -99,8 +99,12 @@ class BaseAdapter:
     def warn_of_plan(self):
         """Warn on the first rank if the compressor's plan was made for another codec."""
         message = layout.difference_of(self.compressor.schedule, self.compressor.policies)
-        if message is not None and self.transport.rank == 0:
+        if message is not None and self.transport.includes_this_rank and self.transport.rank == 0:
             warnings.warn(f"deepreduce_hvd: {message}", stacklevel=5)
+
+    def sends_nothing(self, slot):
+        """Return whether the memory of a slot is not used, because there is only one rank."""
+        return False
 
     def schedule_notes(self):
         """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""
@@ -161,6 +165,10 @@ class ClosedAdapter:
 
     def close(self):
         """Do nothing: it is closed."""
+
+    def sends_nothing(self, slot):
+        """Return False: optimizers continue as they were."""
+        return False
 
     def __getattr__(self, name):
         raise InvalidArgumentError(

@@ -56,6 +56,10 @@ class Adapter(TorchAdapter):
         self.watcher = watch(self)
         handshake.register(self)
 
+    def sends_nothing(self, slot):
+        # Horovod does not call the compressor of one rank, except in elastic training
+        return self.transport.size == 1 and slot.steps == slot.untimed_steps
+
     # --- compress ---
 
     def _step_of(self, owner, slot):
@@ -105,8 +109,8 @@ class Adapter(TorchAdapter):
             self._close(slot.last_step)
         step.add(slot)
         slot.steps += 1
-        if self.transport.size == 1 and caller.owner is not DIRECT:
-            # one rank alone cannot tell it from the factor
+        if caller.owner is not DIRECT and (slot.dense or self.transport.size == 1):
+            # without a probe, or with one rank, the factor does not tell it
             slot.reduction = wire.AVERAGE if caller.owner.op == hvd.Average else wire.SUM
         made, slot.made = slot.made, False
         if slot.dense:
@@ -126,10 +130,9 @@ class Adapter(TorchAdapter):
         held = not made and not bool(tensor.any())
         member = self._member(slot, tensor, flight.copies, step.loss_scale, held)
         flight.members[slot] = member
-        # Horovod names an unnamed collective by a counter, which must agree on all ranks. The
-        # program may use unnamed collectives after backward, and without an optimizer the probe is
-        # one. So at the last gradient, wait until all messages in flight are sent. After that, no
-        # exchange starts or advances until a result is requested.
+        # At the last gradient, wait until all messages in flight are sent, so that they travel
+        # while the program does something else. After that, no exchange starts or advances until
+        # a result is requested.
         if step.more_to_come:
             self._exchanges.encode_early(flight, slot, member)
             if flight.full:

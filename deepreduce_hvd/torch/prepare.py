@@ -1,12 +1,14 @@
 """Prepare a PyTorch optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
 
 import copy
+import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.preparation import Preparation, undo, warning
+from deepreduce_hvd.stages.memories import Residual
 from deepreduce_hvd.torch.slot import Slot
 
 #: optimizers whose groups have ``momentum`` or ``betas``, or whose update has no momentum
@@ -141,6 +143,10 @@ class _Prepared(_Optimizer):
         sparse = gradient is not None and gradient.is_sparse
         return not sparse or getattr(self, "sparse_as_dense", False)
 
+    def _sends_nothing(self, parameter):
+        """Return whether nothing is sent, so that a memory with momentum does not add its own."""
+        return self.preparation.compressor.adapter.sends_nothing(self.slots[parameter])
+
     def _split(self, group):
         """Return the groups to step in place of ``group``: those that change, and the rest."""
         # memories with a momentum of their own have other factors
@@ -148,7 +154,10 @@ class _Prepared(_Optimizer):
         rest = []
         for parameter in group["params"]:
             compressed = self._compresses(parameter)
-            factors = _factors(self.preparation, parameter, group) if compressed else None
+            factors = None
+            if compressed:
+                alone = self._sends_nothing(parameter)
+                factors = _factors(self.preparation, parameter, group, alone)
             if factors is None:
                 rest.append(parameter)
             else:
@@ -177,13 +186,14 @@ def _without_hooks(step):
     return step
 
 
-def _factors(preparation, parameter, group):
+def _factors(preparation, parameter, group, alone=False):
     """Return the factors of the learning rate and of the weight decay of a compressed parameter.
 
-    Return None if its group is stepped as it is.
+    Return None if its group is stepped as it is. ``alone`` is whether its memory is not used.
     """
+    policy = preparation.policy_of(parameter)
     return preparation.factors(
-        preparation.policy_of(parameter),
+        dataclasses.replace(policy, memory=Residual()) if alone else policy,
         momentum_of(group),
         dampening=group.get("dampening", 0),
         scales_learning_rate="betas" not in group,

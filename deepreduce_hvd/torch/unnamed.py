@@ -24,15 +24,14 @@ _MOST_HANDLES = 1024
 
 
 class _Numbers:
-    """The numbers of the collectives without a name, since Horovod was initialized."""
+    """The numbers of the collectives without a name."""
 
-    def __init__(self, initialization: object) -> None:
-        self.initialization = initialization
-        self._counts: dict[tuple[str, int], itertools.count[int]] = {}
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, tuple[int, ...]], itertools.count[int]] = {}
         self._of_handle: collections.OrderedDict[int, int] = collections.OrderedDict()
 
-    def next(self, kind: str, process_set: int) -> int:
-        return next(self._counts.setdefault((kind, process_set), itertools.count()))
+    def next(self, kind: str, ranks: tuple[int, ...]) -> int:
+        return next(self._counts.setdefault((kind, ranks), itertools.count()))
 
     def remember(self, handle: int, number: int) -> None:
         self._of_handle[handle] = number
@@ -43,15 +42,19 @@ class _Numbers:
         return self._of_handle.get(handle)
 
 
-_numbers = _Numbers(None)
+_numbers = _Numbers()
 
 
-def _current() -> _Numbers:
-    """Return the numbers; they start again when Horovod does, as its own do."""
-    global _numbers
-    if _numbers.initialization is not mpi_ops._handle_map:  # replaced by hvd.init()
-        _numbers = _Numbers(mpi_ops._handle_map)
-    return _numbers
+def _starting_again(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap Horovod's shutdown: the numbers start again after it, as its own do."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        global _numbers
+        _numbers = _Numbers()
+        return function(*arguments, **named)
+
+    return call
 
 
 def _naming(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,11 +67,11 @@ def _naming(function: Callable[..., Any]) -> Callable[..., Any]:
         given = [*arguments, *(named[one] for one in parameters[len(arguments) :] if one in named)]
         if len(given) < len(parameters) or given[name_at] is not None:
             return function(*arguments, **named)
-        numbers = _current()
-        number = numbers.next(kind, given[set_at].process_set_id)
+        # ids of process sets are used again, their ranks tell them apart
+        number = _numbers.next(kind, tuple(given[set_at].ranks or ()))
         given[name_at] = f"{kind}.unnamed.{number}"
         handle = function(*given)
-        numbers.remember(handle, number)
+        _numbers.remember(handle, number)
         return handle
 
     return call
@@ -77,15 +80,15 @@ def _naming(function: Callable[..., Any]) -> Callable[..., Any]:
 def name_all() -> None:
     """Give a name to every collective without one that the program starts from now on.
 
-    All ranks must call this between the same two collectives without a name. They do, because they
-    create their first compressor there.
+    All ranks must call this between the same two collectives without a name. They do, if all create
+    their first compressor there.
     """
-    for name in _FUNCTIONS:
-        function = getattr(mpi_ops, name)
-        if function.__module__ == mpi_ops.__name__ and not hasattr(function, "__wrapped__"):
-            setattr(mpi_ops, name, _naming(function))
+    if not hasattr(mpi_ops._allreduce_async, "__wrapped__"):
+        for name in _FUNCTIONS:
+            setattr(mpi_ops, name, _naming(getattr(mpi_ops, name)))
+        mpi_ops.mpi_lib.horovod_torch_reset = _starting_again(mpi_ops.mpi_lib.horovod_torch_reset)
 
 
 def number_of(handle: Any) -> int | None:
     """Return the number of a collective that had no name, or None."""
-    return _current().of(handle)
+    return _numbers.of(handle)

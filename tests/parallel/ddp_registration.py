@@ -127,3 +127,21 @@ def scenario_momentum_of_each_optimizer_is_checked(directory):
         assert compressor.adapter not in base._unchecked
         outcomes.add(forgotten)
     assert outcomes == {True, False}
+
+
+def scenario_no_warning_of_momentum_where_nothing_is_compressed(directory):
+    """After close, and with one rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    alone = [dist.new_group([one]) for one in range(size)][rank]
+    for closes, ddp in ((True, {}), (False, {"process_group": alone})):
+        network = Network()
+        model = DistributedDataParallel(network, **ddp)
+        compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=200)
+        compressor.register(model)
+        loss_of(model, 0, rank).backward()
+        if closes:
+            compressor.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9).step()
+        assert compressor.adapter not in base._unchecked

@@ -116,7 +116,7 @@ class DdpAdapter(DistributedAdapter):
         self._streams = {}  # GPU -> DeviceStreams, for buckets that are encoded there
         for slot in slots.values():
             slot.move_to(self.device_path.home(slot.parameter))  # where gradients are encoded
-            if slot.parameter.is_cuda and why_not is not None:
+            if slot.parameter.is_cuda and why_not is not None and not self.alone:
                 self._warn_once(
                     "host",
                     f"gradients on {slot.parameter.device} are compressed on the host: {why_not}",
@@ -140,6 +140,8 @@ class DdpAdapter(DistributedAdapter):
         The other ranks' payloads have the same bytes, wherever they are made.
         """
         super().agree()
+        if self.alone:
+            return
         device = self._device_for_nccl()
         able = np.array([device is not None], dtype=np.uint8)
         name = collective_name(self.compressor.number, "payloads on GPUs")
@@ -198,12 +200,13 @@ class DdpAdapter(DistributedAdapter):
                 " not tell communication hooks; gradients are divided by the number of all ranks"
             )
         parameters, gradients = bucket.parameters(), bucket.gradients()
-        if buffer.device.type != "cpu" and not self.device_path.takes(buffer):
+        slots = [self._parameters.get(parameter) for parameter in parameters]
+        changes = not self.alone or any(slot.remembers for slot in slots)
+        if changes and buffer.device.type != "cpu" and not self.device_path.takes(buffer):
             mirror = self._mirrors.copy(bucket.index(), buffer)
             job.use(mirror)
             gradients = [mirror.view_of(gradient) for gradient in gradients]
         views = [in_layout_of(*pair) for pair in zip(parameters, gradients)]
-        slots = [self._parameters.get(parameter) for parameter in parameters]
         if not _in_backward():  # zeros of join(); a pass under no_sync() may have been the last one
             for slot in slots:
                 slot.made = False

@@ -51,20 +51,22 @@ class DistributedAdapter(TorchAdapter):
             ready when PyTorch hands over its buffer.
         accumulation: the :class:`~deepreduce_hvd.torch.ddp.backward_pass.Accumulation` of a
             compressor with loss scaling, or None.
-        alone: whether no other rank gets anything, so that nothing is compressed. Checks of the GPU
-            with one rank change it.
+        alone: whether there is one rank, so that nothing is compressed.
+        compresses_alone: whether one rank compresses all the same. scripts/gpu_ddp.py sets it, to
+            check NCCL with the one rank that a GPU allows.
         may_leave_unused: whether buffers may have old gradients of parameters that a backward pass
             does not use; equal on all ranks.
     """
 
     may_leave_unused = False
+    compresses_alone = False
 
     def __init__(self, compressor, transport, slots, on_host=True, hooks=False):
         self._pass: BackwardPass | None = None
         super().__init__(compressor, transport, self._buckets_of_pass, on_host)
         self.slots = slots
         self.ways = {}
-        self.alone = transport.size == 1
+        self.alone = transport.size == 1 and not self.compresses_alone
         self.accumulation = (
             None if compressor.loss_scale is None else Accumulation(slots.values(), hooks)
         )
@@ -233,8 +235,12 @@ class DistributedAdapter(TorchAdapter):
         self.scheduler.restart()
         self._follow(self.scheduler.layout)
 
+    def sends_nothing(self, slot):
+        return self.alone
+
     def close(self):
         super().close()
+        self._unstepped = set()
         if self._copier is not None:
             self._copier.stop()
         self._driver.stop()
@@ -252,7 +258,7 @@ class DistributedAdapter(TorchAdapter):
         stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
         if not stepped.isdisjoint(self._unstepped):
             self._unstepped -= stepped
-            message = momentum_warning(optimizer, self.compressor)
+            message = None if self.alone else momentum_warning(optimizer, self.compressor)
             if message is not None:
                 self._warn_once("momentum", message)
         return not self._unstepped

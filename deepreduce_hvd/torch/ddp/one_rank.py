@@ -7,7 +7,9 @@ from deepreduce_hvd.stages.memories.residual import Residual
 
 
 def with_whole_memory(slot, gradient, made, loss_scale):
-    """Return a gradient plus what a larger job has left in the memory, once.
+    """Return a gradient plus what a larger job has left in the memory.
+
+    It is added once, or with LowPass over several steps.
 
     The memory's own rule applies, as if a payload had all elements. A gradient with NaN or Inf, and
     zeros that backward did not make, leave the memory as it is.
