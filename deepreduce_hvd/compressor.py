@@ -99,8 +99,8 @@ class Compressor:
     If they differ, all ranks raise an InvalidArgumentError that names the difference.
 
     Raises:
-        InvalidArgumentError: parameters without names, duplicate names, a tensor with two names, a
-            wrong type or value, or stages that the communicator does not support.
+        InvalidArgumentError: parameters without names, duplicate names, a wrong type or value, or
+            stages that the communicator does not support.
         NativeMissingError: the package was built without the operators for the parameters'
             framework.
     """

@@ -141,8 +141,7 @@ def named_parameters(parameters):
         parameters: (name, parameter) pairs, or TensorFlow or Keras variables, which have names.
 
     Raises:
-        InvalidArgumentError: not such parameters, none of them, or a name or a tensor that appears
-            twice.
+        InvalidArgumentError: not such parameters, none of them, or a name that appears twice.
     """
     if parameters is None:
         raise InvalidArgumentError(
@@ -174,14 +173,6 @@ def named_parameters(parameters):
             f"Compressor parameters: expected unique names, got {', '.join(repeated)} "
             "more than once; pass (name, parameter) pairs with other names"
         )
-    names: dict[int, str] = {}
-    for name, tensor in named:
-        if hasattr(tensor, "shape") and names.setdefault(id(tensor), name) != name:
-            raise InvalidArgumentError(
-                "Compressor parameters: expected each tensor once, got the same one as"
-                f" {names[id(tensor)]} and {name}; give each tensor one name (on PyTorch, leave out"
-                " remove_duplicate=False)"
-            )
     return named
 
 

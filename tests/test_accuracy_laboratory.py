@@ -76,7 +76,7 @@ def test_tensors_with_codecs_of_their_own_are_sent_with_them():
     shapes = dict.fromkeys(("first", "second", "third", "fourth"), 2000)
     codecs["fourth"] = dr.Codec(dr.TopK(0.01))
     ranks = VirtualRanks(2, shapes, codecs)
-    assert [names for _, names in ranks._parts()] == [["fourth", "first"], ["third"]]
+    assert [names for *_, names in ranks._parts()] == [["fourth", "first"], ["third"]]
     gradients = [{name: draw.laplace(size=d).astype(np.float32) for name, d in shapes.items()}] * 2
     sent = {name: np.flatnonzero(mean) for name, mean in ranks.mean(gradients).items()}
     assert {name: len(places) for name, places in sent.items()} == {

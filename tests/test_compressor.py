@@ -1,8 +1,6 @@
 """Test the construction of compressors: accepted arguments, and messages for refused ones."""
 
-import itertools
 import pickle
-import random
 
 import numpy as np
 import pytest
@@ -335,26 +333,3 @@ def test_variables_of_a_dtype_that_is_not_sent():
         tf.Variable(tf.zeros(3), name="bias"),
     ]
     assert set(dr.Compressor(parameters=ignored).policies) == {"counter:0", "constants:0", "bias:0"}
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_tied_weights_with_several_names_are_refused(seed):
-    draw = random.Random(seed)
-    network = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4)))
-    for _ in range(draw.randrange(3)):
-        one, other = draw.sample(list(network), 2)
-        kind = draw.choice(["weight", "bias"])
-        setattr(other, kind, getattr(one, kind))
-    every = dict(network.named_parameters(remove_duplicate=False))
-    pairs = [
-        f"{one} and {other};"
-        for one, other in itertools.combinations(every, 2)
-        if every[one] is every[other]
-    ]
-    dr.Compressor(parameters=network.named_parameters())
-    if not pairs:
-        dr.Compressor(parameters=every.items())
-        return
-    with pytest.raises(dr.InvalidArgumentError, match="expected each tensor once") as error:
-        dr.Compressor(parameters=every.items())
-    assert any(pair in str(error.value) for pair in pairs), error.value

@@ -96,9 +96,12 @@ def _prepare(optimizer, ranks, named):
         },
         adapter=types.SimpleNamespace(
             slots={
-                name: types.SimpleNamespace(parameter=parameter)
+                name: types.SimpleNamespace(
+                    parameter=parameter, steps=1, untimed_steps=0, uncompressed_path=None
+                )
                 for name, parameter in named.items()
-            }
+            },
+            sends_nothing=lambda slot: False,
         ),
     )
     return prepare.prepare(optimizer, compressor)
