@@ -55,8 +55,8 @@ class WatchedRanks(VirtualRanks):
             return super()._exchange(gradients)
         own = np.stack([self._joined(part) for part in gradients])
         kept = np.stack([self._joined(state, 0) for state in self._states])
-        ((codec, names),) = self._parts()  # one codec
-        selected = [bucket.choose().indices for bucket in self._buckets(gradients, codec, names)]
+        (part,) = self._parts()  # one codec and one memory
+        selected = [bucket.choose().indices for bucket in self._buckets(gradients, *part)]
         result = super()._exchange(gradients)
         self._samples.append(figures(own, kept, selected, self._joined(result)))
         return result
