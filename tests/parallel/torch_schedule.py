@@ -326,7 +326,7 @@ def scenario_two_compressors_take_turns(directory):
             if number:
                 draw = torch.Generator().manual_seed(step + hvd.rank())
                 size = network[0].in_features if number == 1 else 5
-                network(torch.randn(4, size, generator=draw)).square().sum().backward()
+                network(torch.randn(4, size, generator=draw)).square().mean().backward()
             else:
                 backward(network, step)
             optimizer.step()
