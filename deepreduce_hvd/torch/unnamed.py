@@ -64,6 +64,8 @@ def _naming(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
+        if len(arguments) > name_at and arguments[name_at] is not None:  # most have a name
+            return function(*arguments, **named)
         given = [*arguments, *(named[one] for one in parameters[len(arguments) :] if one in named)]
         if len(given) < len(parameters) or given[name_at] is not None:
             return function(*arguments, **named)
