@@ -50,7 +50,8 @@ def _delays(policy):
     return policy is not None and policy.delays
 
 
-def _momentum_of(memory):
+def momentum_of_memory(memory):
+    """Return the momentum of a memory, 0 for most of them."""
     return getattr(memory, "momentum", 0.0)
 
 
@@ -77,49 +78,41 @@ class Preparation:
         """Return whether parts of a parameter's gradients are sent in later steps."""
         return _delays(self.policy_of(parameter))
 
-    def learning_rate_factor(self, policy, momentum, dampening=0.0):
+    def learning_rate_factor(self, own, momentum, dampening=0.0):
         """Return the factor of the learning rate that keeps the step size without momentum.
 
         With momentum m, a gradient eventually moves a parameter by lr (1 - dampening) / (1 - m). A
         memory with momentum of its own, n, already multiplies what is sent by 1 / (1 - n), unless
         the optimizer normalizes it.
+
+        Args:
+            own: momentum of the memory, see :func:`momentum_of_memory`.
+            momentum: momentum of the optimizer, which is replaced by 0.
+            dampening: dampening of the momentum.
         """
         if momentum >= 1:
             raise InvalidArgumentError(f"prepare: expected a momentum below 1, got {momentum}")
-        own = 0.0 if self._normalizes else _momentum_of(policy.memory)
-        return (1 - dampening) * (1 - own) / (1 - momentum)
+        return (1 - dampening) * (1 - (0.0 if self._normalizes else own)) / (1 - momentum)
 
-    def weight_decay_factor(self, policy, decoupled):
-        """Return the factor of the weight decay.
-
-        A memory with momentum n multiplies what is sent by 1 / (1 - n). A decay that is added to
-        the gradient is added after that, so it needs the same factor.
-
-        Args:
-            policy: the policy of the parameter.
-            decoupled: whether the parameter's group has a decay that is not added to gradients.
-        """
-        coupled = not (decoupled or self._decouples)
-        return 1 / (1 - _momentum_of(policy.memory)) if coupled else 1.0
-
-    def factors(self, policy, momentum, dampening=0.0, scales_learning_rate=True, decays=False):
+    def factors(self, own, momentum, dampening=0.0, scales_learning_rate=True, decays=False):
         """Return the factors of the learning rate and of the weight decay of a delayed gradient.
 
+        A memory with momentum n multiplies what is sent by 1 / (1 - n). A decay that is added to
+        the gradient is added after that, so it needs the same factor, also if the optimizer has no
+        momentum.
+
         Args:
-            policy: the policy of the parameter.
-            momentum: momentum of the optimizer, which is replaced by 0.
-            dampening: dampening of the momentum.
+            own, momentum, dampening: as for :meth:`learning_rate_factor`.
             scales_learning_rate: whether the step size depends on the momentum.
             decays: whether there is a weight decay that is added to gradients.
 
         Returns:
-            The factors, or None if nothing changes. A memory with momentum of its own changes the
-            weight decay of an optimizer without momentum, too.
+            The factors, or None if nothing changes.
         """
         rate = 1.0
         if momentum and scales_learning_rate:
-            rate = self.learning_rate_factor(policy, momentum, dampening)
-        decay = self.weight_decay_factor(policy, decoupled=not decays)
+            rate = self.learning_rate_factor(own, momentum, dampening)
+        decay = 1 / (1 - own) if decays and not self._decouples else 1.0
         return (rate, decay) if momentum or decay != 1 else None
 
     def describe(self, optimizer, what, parameters, with_hint):

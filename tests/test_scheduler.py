@@ -80,6 +80,10 @@ class Job:
     def is_racing(self, number):
         return self.schedulers[number]._phase.__name__ in ("_profile", "_trial")
 
+    def steps(self, count, **arguments):
+        for _ in range(count):
+            self.step(**arguments)
+
     def step(self, pause=0.0, used=None):
         """Take one step with the compressors in ``used``, and pause after it."""
         begun, used = self.clock, range(len(self.costs)) if used is None else used
@@ -101,6 +105,12 @@ class Job:
 def _free():
     with mock.patch.object(one_race, "_holder", None):
         yield
+
+
+@pytest.fixture
+def two():
+    """Return a job of two compressors, whose best plan is "dense"."""
+    return Job(*({_WITHOUT: 0.02, "encoded": 0.02, "dense": 0.01} for _ in range(2)))
 
 
 @pytest.mark.parametrize("every", [20, 30, 50])
@@ -126,8 +136,7 @@ def test_one_compressor_tries_plans_at_a_time(seed):
     large = {_WITHOUT: 0.010, "encoded": 0.010, "dense": 0.080, "half": 0.045}
     costs = [draw.choice((small, large)) for _ in range(draw.choice((2, 3)))]
     job = Job(*costs, noise=0.01, seed=seed)
-    for _ in range(1500):
-        job.step()
+    job.steps(1500)
     assert max(map(len, job.trying)) == 1
     for number, own in enumerate(costs):
         assert any(number in racing for racing in job.trying), "a compressor had no trials"
@@ -136,71 +145,52 @@ def test_one_compressor_tries_plans_at_a_time(seed):
 
 
 @pytest.mark.parametrize("ratio", [1, 5])
-def test_a_compressor_that_is_not_used_any_more_holds_nobody_up(ratio):
+def test_a_compressor_that_is_not_used_any_more_holds_nobody_up(two, ratio):
     """But one that is used in some of the steps does."""
-    costs = {_WITHOUT: 0.02, "encoded": 0.02, "dense": 0.01}
-    job = Job(costs, dict(costs))
-    for _ in range(12):
-        job.step(used=[0])
-    assert job.trying[-1] == [0]
+    two.steps(12, used=[0])
+    assert two.trying[-1] == [0]
     for step in range(200):
-        job.step(used=[1] if step % ratio else [0, 1])
-        if job.is_racing(0):
-            assert not job.is_racing(1)
-    assert job.is_racing(0) == (ratio > 1)
-    for _ in range(200):
-        job.step(used=[1])
-    assert job.plan(1) == "dense"
+        two.step(used=[1] if step % ratio else [0, 1])
+        if two.is_racing(0):
+            assert not two.is_racing(1)
+    assert two.is_racing(0) == (ratio > 1)
+    two.steps(200, used=[1])
+    assert two.plan(1) == "dense"
 
 
 @pytest.mark.parametrize("most", [24, 60])
-def test_nobody_waits_forever(most):
+def test_nobody_waits_forever(two, most):
     """For a compressor that never ends its measurements."""
 
     def _profile(transport, slots):
         pass
 
-    costs = {_WITHOUT: 0.02, "encoded": 0.02, "dense": 0.01}
+    two.schedulers[0]._profile = _profile
     with mock.patch.object(scheduler_module, "_MOST_WAITING", most):
-        job = Job(costs, dict(costs))
-        job.schedulers[0]._profile = _profile
-        for _ in range(most):
-            job.step()
-        assert job.trying[-1] == [0]
-        for _ in range(250):
-            job.step()
-    assert job.plan(1) == "dense"
+        two.steps(most)
+        assert two.trying[-1] == [0]
+        two.steps(250)
+    assert two.plan(1) == "dense"
 
 
-def test_steps_that_compress_nothing_hold_nobody_up():
+def test_steps_that_compress_nothing_hold_nobody_up(two):
     """And a compressor beside such steps still notices that its own steps have changed."""
-    costs = {_WITHOUT: 0.02, "encoded": 0.02, "dense": 0.01}
-    job = Job(costs, dict(costs))
-    job.schedulers[0]._profiled = lambda slots: []
-    for _ in range(250):
-        job.step()
-    assert job.plan(1) == "dense"
-    job.costs[1]["dense"] = 0.06
-    for _ in range(400):
-        job.step()
-    assert job.plan(1) == "encoded"
+    two.schedulers[0]._profiled = lambda slots: []
+    two.steps(250)
+    assert two.plan(1) == "dense"
+    two.costs[1]["dense"] = 0.06
+    two.steps(400)
+    assert two.plan(1) == "encoded"
 
 
-def test_a_compressor_that_compresses_nothing_has_no_trials():
-    costs = {_WITHOUT: 0.02, "encoded": 0.02, "dense": 0.01}
-    job = Job(costs, dict(costs))
-    job.schedulers[0]._base = SimpleNamespace(policies={"weight": Policy("dense")})
-    for _ in range(250):
-        job.step()
-    assert not any(0 in racing for racing in job.trying) and job.plan(1) == "dense"
+def test_a_compressor_that_compresses_nothing_has_no_trials(two):
+    two.schedulers[0]._base = SimpleNamespace(policies={"weight": Policy("dense")})
+    two.steps(250)
+    assert not any(0 in racing for racing in two.trying) and two.plan(1) == "dense"
 
 
-def test_a_compressor_that_is_closed_holds_nobody_up():
-    costs = {_WITHOUT: 0.02, "encoded": 0.02, "dense": 0.01}
-    job = Job(costs, dict(costs))
-    for _ in range(30):
-        job.step()
-    job.schedulers[0].restart()
-    for _ in range(250):
-        job.step(used=[1])
-    assert job.plan(1) == "dense"
+def test_a_compressor_that_is_closed_holds_nobody_up(two):
+    two.steps(30)
+    two.schedulers[0].restart()
+    two.steps(250, used=[1])
+    assert two.plan(1) == "dense"

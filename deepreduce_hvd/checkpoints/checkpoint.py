@@ -184,7 +184,7 @@ def _listed(names):
     return ", ".join(names[:_MOST_LISTED]) + rest or "nothing"
 
 
-def ratio_of(reduction, old_size, new_size):
+def memory_factor(reduction, old_size, new_size):
     """Return the factor of the memories when the number of ranks changes.
 
     The update that waits in the memories must stay the same. With a sum, it is the sum of all
@@ -221,7 +221,7 @@ def _loaded(name, slot, states, own, sizes):
                 f"{known[0].reduction!r}, got {part.reduction!r}"
             )
     reduction = known[0].reduction if known else None
-    ratio = ratio_of(reduction, *sizes)
+    ratio = memory_factor(reduction, *sizes)
     memory = {}
     for kind in slot.state_names:
         kept = [parts[where].memory[kind] for where in own]

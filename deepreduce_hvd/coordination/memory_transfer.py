@@ -6,7 +6,7 @@ same parameters, so memories have the same size on all ranks.
 
 import numpy as np
 
-from deepreduce_hvd.checkpoints.checkpoint import ratio_of
+from deepreduce_hvd.checkpoints.checkpoint import memory_factor
 from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.stages.memories.saturated import saturated_mean
 
@@ -77,7 +77,7 @@ def add(slots, copy):
 def rescale(slots, old_size, new_size):
     """Adapt the memories to another number of ranks, so that the update in them stays the same."""
     for slot in slots:
-        ratio = ratio_of(slot.reduction, old_size, new_size)
+        ratio = memory_factor(slot.reduction, old_size, new_size)
         if ratio != 1:
             memory = slot.memory().items()
             slot.set_memory(

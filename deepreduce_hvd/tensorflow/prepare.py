@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from deepreduce_hvd.coordination.watch import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import Preparation, undo, warning
+from deepreduce_hvd.preparation import Preparation, momentum_of_memory, undo, warning
 
 #: optimizer -> the attribute that has its momentum, or None if its update has no momentum
 _KNOWN = {
@@ -74,7 +74,8 @@ class _Prepared(_Optimizer):
             return super().update_step(gradient, variable, *learning_rate)
         scales = self.momentum_name == "momentum"
         policy = self.preparation.policy_of(variable)
-        factor = self.preparation.learning_rate_factor(policy, momentum) if scales else 1.0
+        own = momentum_of_memory(policy.memory)
+        factor = self.preparation.learning_rate_factor(own, momentum) if scales else 1.0
         if not learning_rate:
             self._factors[id(self)] = factor
         setattr(self, self.momentum_name, 0.0)
@@ -237,7 +238,9 @@ def prepare(optimizer, compressor):
             # weight decay of Keras is not added to gradients
             (
                 momentum,
-                preparation.factors(policy, momentum, scales_learning_rate=scales)
+                preparation.factors(
+                    momentum_of_memory(policy.memory), momentum, scales_learning_rate=scales
+                )
                 if policy.delays
                 else None,
             )

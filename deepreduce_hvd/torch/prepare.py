@@ -1,14 +1,12 @@
 """Prepare a PyTorch optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
 
 import copy
-import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import Preparation, undo, warning
-from deepreduce_hvd.stages.memories import Residual
+from deepreduce_hvd.preparation import Preparation, momentum_of_memory, undo, warning
 from deepreduce_hvd.torch.slot import Slot
 
 #: optimizers whose groups have ``momentum`` or ``betas``, or whose update has no momentum
@@ -143,21 +141,22 @@ class _Prepared(_Optimizer):
         sparse = gradient is not None and gradient.is_sparse
         return not sparse or getattr(self, "sparse_as_dense", False)
 
-    def _sends_nothing(self, parameter):
-        """Return whether nothing is sent, so that a memory with momentum does not add its own."""
-        return self.preparation.compressor.adapter.sends_nothing(self.slots[parameter])
-
     def _split(self, group):
         """Return the groups to step in place of ``group``: those that change, and the rest."""
         # memories with a momentum of their own have other factors
+        factors_of: dict[float, tuple[float, float] | None] = {}
         by_factors: dict[tuple[float, float], list] = {}
         rest = []
+        sends_nothing = self.preparation.compressor.adapter.sends_nothing
         for parameter in group["params"]:
-            compressed = self._compresses(parameter)
             factors = None
-            if compressed:
-                alone = self._sends_nothing(parameter)
-                factors = _factors(self.preparation, parameter, group, alone)
+            if self._compresses(parameter):
+                own = momentum_of_memory(self.preparation.policy_of(parameter).memory)
+                if own and sends_nothing(self.slots[parameter]):
+                    own = 0.0  # the memory is not used
+                if own not in factors_of:
+                    factors_of[own] = _factors(self.preparation, own, group)
+                factors = factors_of[own]
             if factors is None:
                 rest.append(parameter)
             else:
@@ -186,14 +185,13 @@ def _without_hooks(step):
     return step
 
 
-def _factors(preparation, parameter, group, alone=False):
-    """Return the factors of the learning rate and of the weight decay of a compressed parameter.
+def _factors(preparation, own, group):
+    """Return the factors of the learning rate and of the weight decay of compressed parameters.
 
-    Return None if its group is stepped as it is. ``alone`` is whether its memory is not used.
+    Return None if their group is stepped as it is. ``own`` is the momentum of their memory.
     """
-    policy = preparation.policy_of(parameter)
     return preparation.factors(
-        dataclasses.replace(policy, memory=Residual()) if alone else policy,
+        own,
         momentum_of(group),
         dampening=group.get("dampening", 0),
         scales_learning_rate="betas" not in group,
@@ -349,7 +347,7 @@ def prepare(optimizer, compressor):
         [
             (
                 momentum_of(group),
-                _factors(preparation, parameter, group)
+                _factors(preparation, momentum_of_memory(policies[parameter].memory), group)
                 if preparation.compresses(parameter)
                 else None,
             )
