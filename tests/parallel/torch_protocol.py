@@ -17,6 +17,7 @@ from torch_gradients_tools import expect, named, run_reporting
 from torch_tools import assert_equal_everywhere, backward, distributed, model, parts_on
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.torch.transport import HorovodTransport
 
 
 def expect_refusal(what, expected, run):
@@ -240,6 +241,9 @@ def scenario_process_sets_that_are_there_already(directory):
         assert_equal_everywhere(network.named_parameters(), f"sets {turn}")
         if turn == 1:
             hvd.remove_process_set(mine)
+    transport = HorovodTransport(hvd.global_process_set)
+    for rank in range(hvd.size()):  # Horovod allows only one set with the same ranks
+        hvd.remove_process_set(transport._process_set([rank]))
 
 
 def scenario_compressors_of_overlapping_process_sets_in_any_order(directory):
