@@ -236,6 +236,19 @@ def test_what_a_job_of_one_process_is_told(capsys):
 
 
 @pytest.mark.parametrize("library", [tf_keras, keras], ids=["keras2", "keras3"])
+def test_one_process_does_not_use_a_memory_with_momentum(library):
+    """Its steps then have the size of the optimizer's own momentum."""
+    own, expected = variables(), variables()
+    compressor = dr.Compressor(memory=dr.MomentumCorrection(0.9), parameters=own)
+    optimizer = dr.prepare(library.optimizers.SGD(0.01, momentum=0.8), compressor)
+    plain = library.optimizers.SGD(0.05)
+    for step in range(3):
+        optimizer.apply_gradients([(gradients(step)[0], own[0])])
+        plain.apply_gradients([(gradients(step)[0], expected[0])])
+    np.testing.assert_allclose(own[0].numpy(), expected[0].numpy(), rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("library", [tf_keras, keras], ids=["keras2", "keras3"])
 def test_none_undoes_it(library):
     own = variables()
     optimizer = library.optimizers.SGD(0.1, momentum=0.9)

@@ -263,6 +263,9 @@ class Adapter(BaseAdapter):
         slot.reduction = reduction or slot.reduction
         slot.reduced = slot.reduced or self.transport.size > 1 or is_elastic()
 
+    def sends_nothing(self, slot):
+        return self.transport.size == 1 and not slot.reduced and not is_elastic()
+
     def _warn_of_momentum(self):
         """Warn once of an optimizer that was not prepared; optimizers reduce in graphs only."""
         if self._momentum_warned or tf.executing_eagerly():

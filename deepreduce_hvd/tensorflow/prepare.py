@@ -73,8 +73,7 @@ class _Prepared(_Optimizer):
         if not momentum:
             return super().update_step(gradient, variable, *learning_rate)
         scales = self.momentum_name == "momentum"
-        policy = self.preparation.policy_of(variable)
-        own = momentum_of_memory(policy.memory)
+        own = _own_momentum(self.adapter, slot, self.preparation.policy_of(variable))
         factor = self.preparation.learning_rate_factor(own, momentum) if scales else 1.0
         if not learning_rate:
             self._factors[id(self)] = factor
@@ -106,6 +105,11 @@ class _Prepared(_Optimizer):
             " tape=tape); under Keras 3, where this optimizer never reduces, set"
             " TF_USE_LEGACY_KERAS=1, or use hvd.DistributedGradientTape and the optimizer itself"
         )
+
+
+def _own_momentum(adapter, slot, policy):
+    """Return the momentum of a slot's memory, 0 if the memory is not used."""
+    return 0.0 if adapter.sends_nothing(slot) else momentum_of_memory(policy.memory)
 
 
 def is_prepared(optimizer):
@@ -239,12 +243,14 @@ def prepare(optimizer, compressor):
             (
                 momentum,
                 preparation.factors(
-                    momentum_of_memory(policy.memory), momentum, scales_learning_rate=scales
+                    _own_momentum(compressor.adapter, compressor.adapter.slots[label], policy),
+                    momentum,
+                    scales_learning_rate=scales,
                 )
                 if policy.delays
                 else None,
             )
-            for policy in compressor.policies.values()
+            for label, policy in compressor.policies.items()
         ],
         with_hint=not scales,
     )
