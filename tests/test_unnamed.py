@@ -1,5 +1,7 @@
 """Test the names of a program's own collectives that have none, without other ranks."""
 
+import collections
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -17,14 +19,16 @@ def start(monkeypatch):
     monkeypatch.setattr(unnamed, "_numbers", unnamed._Numbers())
 
     def _gather_async(tensor, name, process_set):
+        if tensor is None:
+            raise ValueError("not supported")
         started.append(name)
         return len(started)
 
     started = []
     named = unnamed._naming(_gather_async)
 
-    def call(*arguments, **keywords):
-        handle = named(0, *arguments, **keywords)
+    def call(*arguments, tensor=0, **keywords):
+        handle = named(tensor, *arguments, **keywords)
         return started[-1], unnamed.number_of(handle)
 
     return call
@@ -34,6 +38,20 @@ def test_only_collectives_without_a_name_count(start):
     assert start(None, EVERYONE) == ("gather.unnamed.0", 0)
     assert start("loss", EVERYONE) == ("loss", None)
     assert start(name=None, process_set=EVERYONE) == ("gather.unnamed.1", 1)
+
+
+def test_a_collective_that_does_not_start_does_not_count(start):
+    """The other ranks do not know of it."""
+    other = SimpleNamespace(process_set_id=1, ranks=[0, 1])
+    draw, counts = random.Random(0), collections.Counter()
+    for _ in range(200):
+        among = draw.choice([EVERYONE, other])
+        if draw.random() < 0.3:
+            with pytest.raises(ValueError, match="not supported"):
+                start(None, among, tensor=None)
+        else:
+            assert start(None, among)[1] == counts[among.process_set_id]
+            counts[among.process_set_id] += 1
 
 
 def test_process_sets_count_by_their_ranks(start):

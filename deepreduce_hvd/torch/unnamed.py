@@ -8,7 +8,6 @@ count differently, and wait for each other for ever. Here only the collectives w
 import collections
 import functools
 import inspect
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,11 +26,18 @@ class _Numbers:
     """The numbers of the collectives without a name."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, tuple[int, ...]], itertools.count[int]] = {}
+        self._counts: collections.Counter[tuple[str, tuple[int, ...]]] = collections.Counter()
         self._of_handle: collections.OrderedDict[int, int] = collections.OrderedDict()
 
     def next(self, kind: str, ranks: tuple[int, ...]) -> int:
-        return next(self._counts.setdefault((kind, ranks), itertools.count()))
+        number = self._counts[kind, ranks]
+        self._counts[kind, ranks] = number + 1
+        return number
+
+    def take_back(self, kind: str, ranks: tuple[int, ...], number: int) -> None:
+        """Do not count a collective that has not started: the other ranks do not know of it."""
+        if self._counts[kind, ranks] == number + 1:  # no other thread has started one since
+            self._counts[kind, ranks] = number
 
     def remember(self, handle: int, number: int) -> None:
         self._of_handle[handle] = number
@@ -70,9 +76,14 @@ def _naming(function: Callable[..., Any]) -> Callable[..., Any]:
         if len(given) < len(parameters) or given[name_at] is not None:
             return function(*arguments, **named)
         # ids of process sets are used again, their ranks tell them apart
-        number = _numbers.next(kind, tuple(given[set_at].ranks or ()))
+        ranks = tuple(given[set_at].ranks or ())
+        number = _numbers.next(kind, ranks)
         given[name_at] = f"{kind}.unnamed.{number}"
-        handle = function(*given)
+        try:
+            handle = function(*given)
+        except BaseException:
+            _numbers.take_back(kind, ranks, number)
+            raise
         _numbers.remember(handle, number)
         return handle
 
