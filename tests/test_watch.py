@@ -131,14 +131,26 @@ def test_a_long_wait_says_what_for_and_who_is_missing_and_ends(
     )
     assert "test_watch.py" in said[0]
     assert (
-        "in step 7. Nothing is heard from rank 2: gone, stopped, disconnected, or here "
-        "for less than"
+        "in step 7. Nothing is heard from rank 2: gone, stopped, disconnected, without a "
+        "compressor, or here for less than"
     ) in said[0]
     assert "Rank 1 is elsewhere at data.py:3 in load in step 6, for 0 s" in said[0]
     assert said[-1].endswith("Horovod is shut down after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
     note = board.get(0)
     assert note.state == "waits"
     assert note.what.startswith("the exchange deepreduce.0.layer0.1")
+
+
+def test_a_rank_that_has_joined_waits_for_as_long_as_the_others_train(board, caplog, monkeypatch):
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.2")
+    monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "0.3")
+    watcher = start(Adapter(), find_wait=lambda frame: Wait(1, lambda: "hvd.join", joined=True))
+    until(lambda: getattr(board.get(0), "seconds", 0) > 1)
+    watcher._stop.set()
+    watcher._thread.join(30)
+    assert not watcher._horovod.is_shut_down.is_set()
+    assert not caplog.records
+    assert board.get(0).what == "hvd.join"
 
 
 def test_a_program_that_stays_elsewhere_leaves_a_note_and_says_nothing(board, caplog, monkeypatch):

@@ -224,7 +224,10 @@ def _verdict(size, notes, seconds, ending):
         )
         if len(silent) > 1:
             doubt = f"{doubt} (some of them may not have noticed the failure yet)"
-        found.append(f"no sign of life from {ranks_text(silent)} within {seconds:.2g} s{doubt}")
+        found.append(
+            f"no sign of life from {ranks_text(silent)} within {seconds:.2g} s: gone, or without a"
+            f" compressor{doubt}"
+        )
     for rank, note in notes.items():
         if note is None or note.state == "failed":
             continue

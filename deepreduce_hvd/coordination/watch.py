@@ -43,7 +43,8 @@ class Wait(NamedTuple):
         key: identifies the wait; two waits can have the same key if ``call`` is given.
         describe: function without arguments that returns a text: what the thread waits for.
         handshake: name of the handshake that the thread waits in, or an empty text.
-        joined: whether this rank has joined, and so must not start a collective.
+        joined: whether this rank has joined, and so must not start a collective. It may wait for as
+            long as the others train, so there is no message and no end.
         call: object that tells two waits of equal key apart. The watcher holds it only while a wait
             seems to last, because a frame holds the user's tensors.
     """
@@ -216,14 +217,15 @@ class Watcher:
                 self.board.put(self._rank, note)
                 self._noted = True
         self._next_note = seconds + max(self._pause, self._limit / 2)
-        if wait is not None and seconds >= self._next_message:
+        if wait is None or wait.joined:
+            return
+        if seconds >= self._next_message:
             self._next_message = 2 * seconds
             log.warning("deepreduce_hvd: %s", self._message(note))
-        if wait is not None:
-            self._next_note = min(self._next_note, self._next_message, self._end_after)
-            if seconds >= self._end_after:
-                self._next_note = math.inf
-                self._end(note)
+        self._next_note = min(self._next_note, self._next_message, self._end_after)
+        if seconds >= self._end_after:
+            self._next_note = math.inf
+            self._end(note)
 
     def _help_handshakes(self, wait):
         """Ask for the handshake that this rank waits in, or take part in those of others."""
@@ -296,7 +298,7 @@ class Watcher:
                 0,
                 (
                     f"Nothing is heard from {peers.ranks_text(silent)}: gone, stopped, "
-                    f"disconnected, or here for less than {late:.0f} s"
+                    f"disconnected, without a compressor, or here for less than {late:.0f} s"
                 ),
             )
         return f"{text}. " + (". ".join(found) if found else "All other ranks wait for the same")
