@@ -375,7 +375,9 @@ class Compressor:
     def summary(self) -> None:
         """Print :meth:`stats` as a table, and which parameters were not compressed and why."""
         adapter = self.adapter
-        lines = summary_lines(self.stats(), adapter.transport.size, adapter.frozen())
+        lines = summary_lines(
+            self.stats(), adapter.transport.size, adapter.frozen(), adapter.unregistered()
+        )
         print("\n".join([*lines, *adapter.schedule_notes()]))
 
     def profile(self) -> Profile:
@@ -420,4 +422,6 @@ class Compressor:
         Raises:
             InvalidArgumentError: no gradient was exchanged yet, or not a path of an image file.
         """
-        layers_plot.draw(self.stats(), path, self.adapter.transport.size)
+        layers_plot.draw(
+            self.stats(), path, self.adapter.transport.size, self.adapter.unregistered()
+        )

@@ -9,13 +9,14 @@ from deepreduce_hvd.statistics import why_nothing
 _ROW, _MARGIN = 0.22, 1.6
 
 
-def draw(stats, path, ranks):
+def draw(stats, path, ranks, unregistered=None):
     """Draw one row per parameter and write the plot to a file.
 
     Args:
         stats: the result of :meth:`Compressor.stats`.
         path: the path of the file; its extension selects the format.
         ranks: the number of ranks that the compressor exchanges with, including this one.
+        unregistered: what :meth:`BaseAdapter.unregistered` returned.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -23,7 +24,7 @@ def draw(stats, path, ranks):
     """
     if not isinstance(path, (str, os.PathLike)):
         raise InvalidArgumentError(f"plot path: expected one such as 'layers.png', got {path!r}")
-    why = why_nothing(stats, ranks)
+    why = why_nothing(stats, ranks, unregistered)
     if why is not None:
         raise InvalidArgumentError(
             f"plot: expected a step with exchanged gradients, got none. {why}"

@@ -26,7 +26,7 @@ def undo(optimizer, prepared, wrapped):
         optimizer.__class__ = optimizer.original_class
 
 
-def warning(optimizer, name, momentum, memory, prepared="optimizer", instead=None):
+def warning(optimizer, name, momentum, memory, when, prepared="optimizer", instead=None):
     """Return the warning for an optimizer with momentum that was not prepared.
 
     Args:
@@ -34,15 +34,14 @@ def warning(optimizer, name, momentum, memory, prepared="optimizer", instead=Non
         name: name of its momentum setting.
         momentum: value of that setting.
         memory: the memory of a parameter that it steps.
+        when: where to call prepare, such as ``before hvd.DistributedOptimizer``.
         prepared: what the user can prepare in its place, as code.
         instead: what to do with an optimizer that cannot be prepared, or None.
     """
-    advice = instead or (
-        f"write optimizer = dr.prepare({prepared}, compressor) before hvd.DistributedOptimizer"
-    )
+    advice = instead or (f"write optimizer = dr.prepare({prepared}, compressor) {when}")
     return (
-        f"{optimizer} steps compressed parameters with {name} {momentum:g}, which costs accuracy"
-        f" together with {memory!r}; {advice}"
+        f"{optimizer} has {name} {momentum:g} for compressed parameters, which costs accuracy"
+        f" together with error feedback ({memory!r}); {advice}"
     )
 
 
@@ -66,6 +65,9 @@ class Preparation:
         normalizes: whether the optimizer divides by the size of recent gradients before it applies
             its momentum, as RMSprop.
         decouples: whether its weight decay is not added to gradients, as with AdamW.
+
+    Attributes:
+        checked: whether it is known that the compressor gets the optimizer's gradients.
     """
 
     def __init__(self, compressor, policy_of, normalizes=False, decouples=False):
@@ -73,6 +75,7 @@ class Preparation:
         self.policy_of = policy_of
         self._normalizes = normalizes
         self._decouples = decouples
+        self.checked = False
 
     def compresses(self, parameter):
         """Return whether parts of a parameter's gradients are sent in later steps."""

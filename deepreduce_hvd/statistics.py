@@ -167,27 +167,30 @@ def summary_table(stats: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def summary_lines(stats, ranks, frozen):
+def summary_lines(stats, ranks, frozen, unregistered=None):
     """Return the lines of :meth:`Compressor.summary`: the table, and notes for the user.
 
     Args:
         stats: the result of :meth:`Compressor.stats`.
         ranks: the number of ranks that the compressor exchanges with, including this one.
         frozen: names of the parameters that are not trained.
+        unregistered: what :meth:`BaseAdapter.unregistered` returned.
     """
-    why = why_nothing(stats, ranks)
+    why = why_nothing(stats, ranks, unregistered)
     if why is None:
         return [summary_table(stats), *notes(stats, frozen)]
     return [why] if ranks == 1 else [summary_table(stats), why]
 
 
-def why_nothing(stats, ranks):
+def why_nothing(stats, ranks, unregistered=None):
     """Return a sentence for the user if no gradient was exchanged, else None.
 
     The arguments are those of :func:`summary_lines`.
     """
     if any(row["path"] != "none" for row in stats.values()):
         return None
+    if unregistered is not None:
+        return f"Nothing was exchanged: {unregistered}."
     if ranks == 1:
         return (
             "Nothing was exchanged: there is one rank here. Start the script with "

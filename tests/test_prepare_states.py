@@ -192,7 +192,7 @@ def test_parameters_that_another_compressor_has_are_warned_of():
     dr.prepare(optimizer, compressor_of(model))
     assert momentum_warning(optimizer, compressor_of(model)) is None
     text = momentum_warning(optimizer, compressor_of(other))
-    assert "SGD steps compressed parameters with momentum 0.9" in text
+    assert "SGD has momentum 0.9 for compressed parameters" in text
     assert "write optimizer = dr.prepare" in text
 
 

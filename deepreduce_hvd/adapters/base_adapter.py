@@ -106,6 +106,14 @@ class BaseAdapter:
         """Return whether the memory of a slot is not used, because there is only one rank."""
         return False
 
+    def unregistered(self):
+        """Return what to do about ranks that this compressor does not know; None without them."""
+        return None
+
+    def why_unused(self, slots):
+        """Return why none of these slots' gradients were exchanged; None if that is no mistake."""
+        return self.unregistered()
+
     def schedule_notes(self):
         """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""
         return []
@@ -169,6 +177,10 @@ class ClosedAdapter:
     def sends_nothing(self, slot):
         """Return False: optimizers continue as they were."""
         return False
+
+    def why_unused(self, slots):
+        """Return None: it is no mistake."""
+        return None
 
     def __getattr__(self, name):
         raise InvalidArgumentError(

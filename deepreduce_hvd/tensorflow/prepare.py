@@ -171,6 +171,7 @@ def momentum_warning(compressor):
                 _KNOWN[kind],
                 momentum,
                 delayed[0].memory,
+                "before hvd.DistributedOptimizer",
                 f"tf.keras.optimizers.{known}(...)" if legacy or known != kind else "optimizer",
             )
     return None

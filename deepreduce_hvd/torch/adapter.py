@@ -27,6 +27,7 @@ from deepreduce_hvd.torch.pending import Pending, as_reduced, reduced_dtype
 from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.references import Kept, Probes
 from deepreduce_hvd.torch.transport import HorovodTransport
+from deepreduce_hvd.torch.unattached import unregistered
 from deepreduce_hvd.torch.waits import names_who_is_gone, watch
 
 _HOST = torch.device("cpu")
@@ -60,6 +61,16 @@ class Adapter(TorchAdapter):
         # Horovod does not call the compressor of one rank, except in elastic training
         return self.transport.size == 1 and slot.steps == slot.untimed_steps
 
+    def unregistered(self):
+        return unregistered() if self.transport.size == 1 else None
+
+    def why_unused(self, slots):
+        if self.transport.size == 1 or not self.transport.includes_this_rank:
+            return self.unregistered()
+        if any(slot.steps != slot.untimed_steps for slot in slots):
+            return None
+        return "give hvd.DistributedOptimizer compression=compressor"
+
     # --- compress ---
 
     def _step_of(self, owner, slot):
@@ -81,7 +92,7 @@ class Adapter(TorchAdapter):
             handshake.agree(self)
         self._delivered = False
         if owner is not DIRECT and "momentum" not in self._warned:
-            message = momentum_warning(owner, self.compressor)
+            message = momentum_warning(owner, self.compressor, "before hvd.DistributedOptimizer")
             if message is not None:
                 self._warn_once("momentum", message)
         leads = self._steps.leads(owner)

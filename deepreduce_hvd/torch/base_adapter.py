@@ -85,7 +85,7 @@ class TorchAdapter(BaseAdapter):
                 " residuals keep what a skipped step sent",
             )
 
-    def _warn_once(self, topic, message):
+    def _warn_once(self, topic, message, stacklevel=3):
         if topic not in self._warned:
             self._warned.add(topic)
-            warnings.warn(f"deepreduce_hvd: {message}", stacklevel=3)
+            warnings.warn(f"deepreduce_hvd: {message}", stacklevel=stacklevel)

@@ -8,6 +8,7 @@ import torch
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.preparation import Preparation, momentum_of_memory, undo, warning
 from deepreduce_hvd.torch.slot import Slot
+from deepreduce_hvd.torch.unattached import warn_if_unused
 
 #: optimizers whose groups have ``momentum`` or ``betas``, or whose update has no momentum
 _KNOWN = (
@@ -53,6 +54,8 @@ class _Prepared(_Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if not self.preparation.checked:
+            warn_if_unused(self)
         groups = self.param_groups
         self.param_groups = [part for group in groups for part in self._split(group)]
         try:
@@ -240,10 +243,11 @@ def _policies(compressor):
     return {slot.parameter: compressor.policies[name] for name, slot in slots.items()}
 
 
-def momentum_warning(optimizer, compressor):
+def momentum_warning(optimizer, compressor, when="before hvd.DistributedOptimizer"):
     """Return a warning if an optimizer steps delayed gradients with momentum, else None.
 
-    One that was prepared with another compressor may not know the parameters of this one.
+    One that was prepared with another compressor may not know the parameters of this one. ``when``
+    says where to call prepare.
     """
     prepared = optimizer.preparation.compresses if is_prepared(optimizer) else lambda _: False
     groups = [group for group in optimizer.param_groups if momentum_of(group)]
@@ -255,7 +259,7 @@ def momentum_warning(optimizer, compressor):
                 name, momentum = _setting_of(group), momentum_of(group)
                 instead = None if _refusal_of(optimizer) is None else f"set {name} to 0 for them"
                 return warning(
-                    type(optimizer).__name__, name, momentum, policy.memory, instead=instead
+                    type(optimizer).__name__, name, momentum, policy.memory, when, instead=instead
                 )
     return None
 

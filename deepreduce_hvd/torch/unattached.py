@@ -1,6 +1,7 @@
-"""The adapter of a compressor that does not communicate yet: Horovod is missing or not in use."""
+"""A compressor that does not communicate yet: Horovod is missing or not in use."""
 
 import importlib.util
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -60,11 +61,50 @@ class UnattachedAdapter(BaseAdapter):
     def timeline(self, path):
         self._refuse("timeline")
 
+    def unregistered(self):
+        return unregistered()
+
     def close_steps(self):
         """Do nothing: there are no steps."""
 
     def forget_steps(self):
         """Do nothing: there are no steps."""
+
+
+def unregistered():
+    """Return what to do if torch.distributed has several ranks; otherwise None."""
+    ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if ranks == 1:
+        return None
+    return (
+        f"torch.distributed has {ranks} ranks, but the compressor is not registered with a model;"
+        " call register(ddp_model)"
+    )
+
+
+def warn_if_unused(optimizer):
+    """Warn in the first step of a prepared optimizer if its gradients did not reach the compressor.
+
+    A step without gradients, or with sparse ones only, says nothing.
+    """
+    slots = [
+        slot
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if (slot := optimizer.slots.get(parameter)) is not None
+        and parameter.grad is not None
+        and not parameter.grad.is_sparse
+    ]
+    if not slots:
+        return
+    optimizer.preparation.checked = True
+    why = optimizer.preparation.compressor.adapter.why_unused(slots)
+    if why is not None:
+        warnings.warn(
+            f"deepreduce_hvd: {optimizer.original_class.__name__} steps parameters whose gradients"
+            f" did not reach the compressor that it is prepared for: {why}",
+            stacklevel=6,  # at the call of step, behind three wrappers of PyTorch
+        )
 
 
 def _has_horovod():

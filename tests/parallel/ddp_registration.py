@@ -1,5 +1,7 @@
 """What register and the first steps check with PyTorch's DDP; run by ddp_scenarios.py."""
 
+import contextlib
+import io
 import os
 import random
 import warnings
@@ -127,6 +129,33 @@ def scenario_momentum_of_each_optimizer_is_checked(directory):
         assert compressor.adapter not in base._unchecked
         outcomes.add(forgotten)
     assert outcomes == {True, False}
+
+
+def scenario_a_model_that_is_not_registered(directory):
+    """The summary says so, and the first step of a prepared optimizer."""
+    for registers in (False, True):
+        network = Network()
+        model = DistributedDataParallel(network)
+        compressor = dr.Compressor(parameters=network.named_parameters())
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+        dr.prepare(optimizer, compressor)
+        if registers:
+            compressor.register(model)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(2):
+                network.zero_grad()
+                loss_of(model, step, dist.get_rank()).backward()
+                optimizer.step()
+        unregistered = (
+            f"torch.distributed has {dist.get_world_size()} ranks, but the compressor is not"
+            " registered with a model; call register(ddp_model)"
+        )
+        found = [one for one in caught if str(one.message).endswith(f": {unregistered}")]
+        assert len(found) == (not registers), caught
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            compressor.summary()
+        assert (unregistered in printed.getvalue()) == (not registers), printed.getvalue()
 
 
 def scenario_no_warning_of_momentum_where_nothing_is_compressed(directory):

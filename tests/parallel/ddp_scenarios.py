@@ -269,8 +269,11 @@ def scenario_momentum_is_warned_about_and_prepared(directory):
                 network.zero_grad()
                 loss_of(model, step, dist.get_rank()).backward()
                 optimizer.step()
-        found = [str(one.message) for one in caught if "momentum" in str(one.message)]
+        found = [one for one in caught if "momentum" in str(one.message)]
         assert len(found) == (not prepared), found
+        for one in found:
+            assert one.filename == __file__, one
+            assert str(one.message).endswith("before you create a learning rate scheduler"), one
         assert_equal_everywhere(network.named_parameters(), f"momentum {prepared}")
 
 

@@ -78,7 +78,7 @@ def scenario_a_second_optimizer_with_a_name_of_its_own_is_checked(directory):
     network, compressor = made()
     assert not fit(network, tf.keras.optimizers.SGD(0.01), compressor)
     (said,) = fit(network, tf.keras.optimizers.SGD(0.01, momentum=0.9), compressor, name="second")
-    assert "SGD steps compressed parameters with momentum 0.9" in said, said
+    assert "SGD has momentum 0.9 for compressed parameters" in said, said
 
 
 def scenario_an_optimizer_prepared_for_another_model_is_warned_of(directory):
@@ -90,7 +90,7 @@ def scenario_an_optimizer_prepared_for_another_model_is_warned_of(directory):
         said = fit(network, optimizer, compressor)
         assert len(said) == others, said
         if others:
-            assert "SGD steps compressed parameters with momentum 0.9" in said[0], said
+            assert "SGD has momentum 0.9 for compressed parameters" in said[0], said
 
 
 def scenario_only_what_was_exchanged_is_counted(directory):

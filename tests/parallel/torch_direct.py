@@ -272,6 +272,29 @@ def scenario_sparse_gradients_that_horovod_sums_are_stepped_with_momentum(direct
         torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5, msg=f"{kinds} {as_dense}")
 
 
+def scenario_an_optimizer_whose_gradients_do_not_reach_the_compressor(directory):
+    """Its first step with gradients that are not sparse says what was forgotten."""
+    for given in (hvd.Compression.none, None):
+        network = named(large=(40, 30), small=(7,)).to(torch.float32)
+        compressor = dr.Compressor(EVERYTHING, parameters=network.items())
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+        with contextlib.redirect_stdout(io.StringIO()):
+            dr.prepare(optimizer, compressor)
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=network.items(), compression=given or compressor
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(3):
+                optimizer.zero_grad()
+                if step:
+                    loss_of(network, step).backward()
+                optimizer.step()
+        found = [str(one.message) for one in caught if "did not reach" in str(one.message)]
+        expect(len(found) == (given is not None), given, found)
+        expect(all(one.endswith("compression=compressor") for one in found), found)
+
+
 def scenario_rank_0_loads_a_state_before_it_prepares_the_optimizer(directory):
     """hvd.broadcast_optimizer_state then gives all ranks the same state, and they train alike."""
     for kind, settings in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {})):

@@ -258,9 +258,10 @@ class DistributedAdapter(TorchAdapter):
         stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
         if not stepped.isdisjoint(self._unstepped):
             self._unstepped -= stepped
-            message = None if self.alone else momentum_warning(optimizer, self.compressor)
+            when = "before you create a learning rate scheduler"
+            message = None if self.alone else momentum_warning(optimizer, self.compressor, when)
             if message is not None:
-                self._warn_once("momentum", message)
+                self._warn_once("momentum", message, stacklevel=5)  # at the call of step
         return not self._unstepped
 
 
