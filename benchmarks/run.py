@@ -127,7 +127,7 @@ def accuracy():
     rows = [
         row("default, share of Top-r pairs' bytes", own["share_of_top_r_pairs"], 0.25, "of bytes"),
         row(
-            "its accuracy below Top-r pairs', against the spread over 3 seeds",
+            "accuracy loss of the default relative to Top-r pairs (target: the spread over 3 seeds)",
             difference,
             spread,
             "accuracy",

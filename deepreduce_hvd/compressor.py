@@ -73,9 +73,9 @@ class Compressor:
             it needs a decorator or a callback. A :class:`~deepreduce_hvd.schedule.Plan`: that plan
             from the first step on. With :meth:`register`, PyTorch decides which share a message.
         threads: on PyTorch, number of threads that encode gradients while backward makes others; 0
-            leaves encoding to the thread of backward. Payloads do not depend on it. Default: the
-            cores of this host per local rank, less one, but at least 1 and at most 4. They are used
-            with :class:`Allgather`, on the host, for codecs without custom stages.
+            leaves encoding to the thread of backward. Payloads do not depend on it. Default:
+            (cores / ranks on this host) - 1, limited to the range 1 to 4. Threads are used with
+            :class:`Allgather`, on the host, for codecs without custom stages.
         dense_below: tensors with fewer elements are sent uncompressed, even if ``codec`` gives them
             a :class:`Codec`. Default: 32 for tensors with the default codec, and 1,024 for others.
             It is 1,024 for all tensors with a communicator other than :class:`Allgather` or with a
@@ -303,10 +303,11 @@ class Compressor:
             state: this rank's own state, or the list of all ranks' states in rank order. With the
                 list, the number of ranks may differ from that of the saved run: with P ranks now,
                 rank r takes the sum of the saved states r, r + P, r + 2P, … Ranks without a saved
-                state start from zero. The update that waits in the residuals stays the same: with
-                ``op=Sum`` it is their sum over all ranks. With ``op=Average``, the default, it is
-                their mean, so residuals from Q ranks are multiplied by P / Q. A state contains the
-                operation as its ``"reduction"``. If no step has shown it yet, it counts as Average.
+                state start from zero. The gradient that has not been sent yet stays the same. With
+                ``op=Sum``, it is the sum of the residuals of all ranks. With ``op=Average``, the
+                default, it is their mean, so residuals from Q ranks are multiplied by P / Q. A
+                state contains the operation as its ``"reduction"``. If no step has shown it yet, it
+                counts as Average.
 
         Raises:
             InvalidArgumentError: for one of these reasons. The compressor is left unchanged.

@@ -119,7 +119,7 @@ class Preparation:
         return (rate, decay) if momentum or decay != 1 else None
 
     def describe(self, optimizer, what, parameters, with_hint):
-        """Return a sentence on what changes.
+        """Return sentences on what changes.
 
         Args:
             optimizer: name of the optimizer's class.
@@ -134,20 +134,23 @@ class Preparation:
                 key = (momentum, *factors)
                 changes[key] = changes.get(key, 0) + 1
         if not changes:
-            return f"{optimizer}: nothing changes, as it steps no delayed gradient with momentum"
+            return (
+                f"{optimizer}: nothing changes, because it uses no momentum for gradients that are"
+                " sent with a delay."
+            )
         texts = []
         for (momentum, rate, decay), number in changes.items():
             settings = [
-                *([f"{what} 0 in place of {momentum:g}"] if momentum else []),
-                *([f"a learning rate {rate:.4g} times as large"] if rate != 1 else []),
-                *([f"a weight decay {decay:.4g} times as large"] if decay != 1 else []),
+                *([f"{what} is 0 instead of {momentum:g}"] if momentum else []),
+                *([f"the learning rate is multiplied by {rate:.4g}"] if rate != 1 else []),
+                *([f"the weight decay is multiplied by {decay:.4g}"] if decay != 1 else []),
             ]
-            texts.append(
-                f"{number} of {len(parameters)} parameters are sent in parts and stepped with "
-                f"{' and '.join(settings)}"
-            )
+            texts.append(f"for {number} of {len(parameters)} parameters, {', and '.join(settings)}")
+        whose = "its gradient" if sum(changes.values()) == 1 else "their gradients"
         hint = self._hint() if with_hint and any(momentum for momentum, _, _ in changes) else ""
-        return f"{optimizer}: {'; '.join(texts)}{hint}"
+        return (
+            f"{optimizer}: {'; '.join(texts)}. Only a part of {whose} is sent in each step.{hint}"
+        )
 
     def _hint(self):
         """Return what an optimizer such as Adam also needs: a higher density in the first steps."""
@@ -160,7 +163,7 @@ class Preparation:
                 and sparsifier.ratio < sparsifier.warmup_ratio
             ):
                 return (
-                    f"; its first steps need a higher density: dr.TopK({sparsifier.ratio:g},"
-                    " warmup_steps=50)"
+                    " The first steps need a higher density:"
+                    f" dr.TopK({sparsifier.ratio:g}, warmup_steps=50)."
                 )
         return ""

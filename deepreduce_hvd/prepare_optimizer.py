@@ -21,14 +21,14 @@ _MODULES = {
 def prepare(optimizer: Any, compression: Any) -> Any:
     """Prepare an optimizer for a compressor with error feedback.
 
-    A prepared optimizer steps compressed parameters without momentum. SGD and RMSprop use momentum
-    0, and divide the learning rate by 1 - momentum, so that the step size does not change. Adam and
-    AdamW use 0 as the first of ``betas``. Adagrad has no momentum, so nothing changes. With
-    :class:`MomentumCorrection`, a weight decay that is added to gradients is larger. Without a
-    memory, or with :class:`NoneSparsifier`, nothing is delayed, so nothing changes either.
-    Parameters that the compressor does not compress are stepped as before. A parameter that only a
+    A prepared optimizer updates compressed parameters without momentum. SGD and RMSprop use
+    momentum 0, and divide the learning rate by 1 - momentum, so that the step size does not change.
+    Adam and AdamW use 0 as the first of ``betas``. Adagrad has no momentum, so nothing changes.
+    With :class:`MomentumCorrection`, a weight decay that is added to gradients is larger. With
+    :class:`NoMemory` or :class:`NoneSparsifier`, nothing is delayed, so nothing changes either.
+    Parameters that the compressor does not compress are updated as before. A parameter that only a
     plan sends uncompressed counts as compressed, except on TensorFlow with a plan that is given.
-    Sparse gradients that Horovod itself gathers are stepped as before: on PyTorch those of
+    Sparse gradients that Horovod itself gathers are applied as before: on PyTorch those of
     ``sparse=True`` without ``sparse_as_dense=True``, on TensorFlow ``tf.IndexedSlices``.
 
     A job of one process compresses nothing, but a prepared optimizer makes the same steps there as

@@ -13,9 +13,11 @@ FIELDS = {
     "elements": "elements of the parameter",
     "dense_bytes": "bytes of the gradient uncompressed",
     "sent_bytes": (
-        "bytes that this rank passed to collectives in the last step. They include the probe of "
-        "four numbers. The roll call is counted once per step, for one parameter. In DDP, the "
-        "heads of collectives are counted for one parameter of each bucket instead. Padding of "
+        "bytes that this rank passed to collectives in the last step, with small control messages. "
+        "With Horovod, these are 16 bytes per compressed gradient (32 for float64 on TensorFlow). "
+        "On PyTorch, a check that all ranks are present adds 4 bytes per rank and step, counted "
+        "for one parameter. With DDP and fully_shard, each collective has a control message of 16 "
+        "bytes plus 8 per rank instead, counted for one parameter of each bucket. Padding of "
         "payloads to equal lengths is not counted. A job of one rank sends nothing."
     ),
     "header_bytes": "of these, bytes of the payload header",

@@ -215,7 +215,12 @@ def test_prepare_leaves_what_is_not_compressed(capsys):
     optimizer = torch.optim.SGD(weights.values(), lr=1.0, momentum=0.5)
     optimizer = dr.prepare(optimizer, comp)
     said = capsys.readouterr().out
-    assert "1 of 4 parameters are sent in parts" in said
+    assert said == (
+        "deepreduce_hvd: prepared SGD: for 1 of 4 parameters, momentum is 0 instead of 0.5, and the"
+        " learning rate is multiplied by 2; for 1 of 4 parameters, momentum is 0 instead of 0.5,"
+        " and the learning rate is multiplied by 0.2. Only a part of their gradients is sent in"
+        " each step.\n"
+    )
     for _ in range(2):
         for weight in weights.values():
             weight.grad = torch.ones_like(weight)

@@ -203,7 +203,7 @@ def test_a_hint_on_clipping(library, setting, capsys):
     own = variables()
     compressor = dr.Compressor(parameters=own)
     dr.prepare(library.optimizers.SGD(0.1, **{setting: 0.5}), compressor)
-    assert f"; {setting}=0.5 clips averages" in capsys.readouterr().out
+    assert f". {setting}=0.5 clips averages" in capsys.readouterr().out
     dr.prepare(library.optimizers.Adagrad(0.1), compressor)
     assert "clips" not in capsys.readouterr().out
     complete = dr.Compressor(dr.Codec(dr.NoneSparsifier()), dr.NoMemory(), parameters=own)

@@ -187,7 +187,7 @@ def _listed(names):
 def memory_factor(reduction, old_size, new_size):
     """Return the factor of the memories when the number of ranks changes.
 
-    The update that waits in the memories must stay the same. With a sum, it is the sum of all
+    The gradient that has not been sent yet must stay the same. With a sum, it is the sum of all
     memories. With an average, this sum is divided by the number of ranks, so it needs the factor
     ``new_size / old_size``. A reduction that is not known counts as an average, Horovod's default.
     """

@@ -3,8 +3,8 @@
 A rank's memory holds parts of gradients that no other rank has. So every commit leaves a copy of
 each rank's memory on the next rank. When a rank is lost, the next rank adds this copy to its own
 memory. The sum of the memories over all ranks is then that of the commit. If gradients are
-averaged, all memories are then multiplied by the new number of ranks over the old one, so that
-their mean, the update that waits in them, is that of the commit.
+averaged, all memories are then multiplied by the new number of ranks over the old one. So their
+mean, the gradient that has not been sent yet, is that of the commit.
 """
 
 import warnings

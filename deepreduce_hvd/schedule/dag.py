@@ -100,9 +100,9 @@ class Message:
 
     Attributes:
         members: the names of its parameters, in the order in which gradients are ready.
-        way: one of :data:`WAYS`.
-        density: the share of elements that the codec keeps; None for the other ways.
-        communicator: how payloads become a sum, "Allreduce" for the other ways.
+        way: how it is sent: "dense", "fp16" (converted to float16), or "codec" (encoded).
+        density: the share of elements that the codec keeps; None without the codec.
+        communicator: how payloads become a sum, "Allreduce" without the codec.
     """
 
     members: tuple[str, ...]
@@ -129,7 +129,7 @@ class Message:
 
     @property
     def label(self) -> str:
-        """A short text: the first and the last member, and the way."""
+        """A short text: the first and the last member, and how it is sent."""
         names = label_of(self.members)
         if self.density is None:
             return f"{names}, {self.way}"

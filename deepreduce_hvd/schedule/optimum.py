@@ -32,7 +32,7 @@ def optimal_plan(
 ) -> Plan:
     """Return the plan with the shortest predicted step, and of equal ones the densest.
 
-    A dynamic program over pairs of clocks chooses the grouping and the way of each message together
+    A dynamic program over pairs of clocks chooses the grouping, and how each message is sent
     (:func:`~deepreduce_hvd.schedule.merge.pareto_paths`). Its results compete with everything
     uncompressed, everything as float16, everything encoded (each in its optimal grouping) and LAGS.
     Then densities are raised as far as the step does not become longer.
@@ -40,15 +40,16 @@ def optimal_plan(
     In the model, the plan is never slower than any of these, and no single message could be denser
     without a longer step. The program keeps at most 32 pairs of clocks per gradient. If that is
     enough, decoding takes no time and only Allgather is used, then no other grouping and choice of
-    ways at this density is faster. If threads encode, conversion to float16 must also take no time;
-    and allgathers must not overlap. If encoding delays backward in part, the program's clocks are
-    approximate.
+    ``ways`` at this density is faster. If threads encode, conversion to float16 must also take no
+    time; and allgathers must not overlap. If encoding delays backward in part, the program's clocks
+    are approximate.
 
     Args:
         profile: the profile.
         network: the network.
         density: the smallest density of the codec. Default: that of the profile.
-        ways: the ways that may be used. Without "codec", nothing is sparsified.
+        ways: how messages may be sent, some of "dense", "fp16" and "codec". Without "codec",
+            nothing is sparsified.
         communicators: the communicators that may be used for payloads.
         groups: lengths of the groups of consecutive parameters that share a message, if something
             else decides that, as PyTorch's DDP does. LAGS does not compete then. Default: the plan
@@ -58,8 +59,9 @@ def optimal_plan(
         The plan, with its predicted timeline.
 
     Raises:
-        InvalidArgumentError: an unknown way or communicator, no way, no Allgather, a density
-            outside of (0, 1], or groups that do not add up to the number of parameters.
+        InvalidArgumentError: an unknown value in ``ways`` or ``communicators``, empty ``ways``, no
+            Allgather, a density outside of (0, 1], or groups that do not add up to the number of
+            parameters.
     """
     for way in ways:
         expect(way in WAYS, "optimal_plan ways", f"some of {', '.join(WAYS)}", repr(way))

@@ -98,7 +98,7 @@ class Plan:
         return kept_share(self.messages, {part.name: part.elements for part in profile.parameters})
 
     def in_words(self) -> str:
-        """Return how many parameters are sent in which way, and at which densities."""
+        """Return how many parameters are encoded, at which densities, and how others are sent."""
         parts: list[str] = []
         for way, words in _WORDS.items():
             own = [message for message in self.messages if message.way == way]

@@ -52,7 +52,7 @@ def message_groups(compressor: "Compressor") -> list[list[Any]]:
         raise InvalidArgumentError(
             "message_groups: expected variables with different names, because Horovod would lose"
             f" gradients of the others with groups=, got several named {', '.join(repeated[:3])};"
-            " without groups=, the plan sets the way and the density of each variable"
+            " without groups=, the plan sets how each variable is sent, and its density"
         )
     return groups
 

@@ -204,8 +204,8 @@ def _hint_on_clipping(optimizer, compressor):
     if not found or not any(policy.delays for policy in compressor.policies.values()):
         return ""
     return (
-        f"; {', '.join(found)} clips averages that contain delayed gradients, and what it cuts off"
-        " is lost"
+        f" {', '.join(found)} clips averages that contain delayed gradients, and what it cuts off"
+        " is lost."
     )
 
 
@@ -257,7 +257,7 @@ def prepare(optimizer, compressor):
     )
     changes += _hint_on_clipping(optimizer, compressor)
     if momentum and compressor.adapter.transport.size == 1:
-        changes += "; this also applies to a job of one process, which compresses nothing"
+        changes += " This also applies to a job of one process, which compresses nothing."
     if name is not None:
         optimizer.__class__ = type(
             original.__name__,
