@@ -162,6 +162,10 @@ def _changed(change):
         (lambda all_states: all_states[1].pop("shard"), "a state of fully_shard"),
         (lambda all_states: all_states[1].update(shards=3), "one state of each shard"),
         (lambda all_states: all_states[1].pop("dims"), "a state of fully_shard"),
+        (
+            lambda all_states: all_states.__setitem__(1, dict.fromkeys("abcd")),
+            "a state of fully_shard, .*, got a dictionary with the keys a, b, c, …$",
+        ),
         (lambda all_states: all_states[1]["dims"].update(cube=1), "the same dims"),
         (
             lambda all_states: [state["dims"].update(cube=3) for state in all_states],

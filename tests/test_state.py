@@ -75,7 +75,7 @@ def array_of(value, shape=(300,), dtype=np.float32):
 
 REFUSED = {
     "version": (("version",), 2, "expected a dictionary of version 1, got 2"),
-    "no_version": (("version",), ..., "expected a dictionary of version 1, got None"),
+    "no_version": (("version",), ..., r"expected what Compressor.state_dict\(\) returned, got a dictionary with the keys fingerprint, settings, rank, …"),
     "no_rank": (("rank",), ..., "expected version, fingerprint, settings, rank, size, parameters, got no rank"),
     "more": (("epoch",), 3, "got also epoch"),
     "fingerprint": (("fingerprint",), 5, r"with the same configuration and parameters \(\w{8}\), got 00000005"),
@@ -138,9 +138,12 @@ def test_a_refused_state_leaves_everything_as_it_was(framework, refused, as_list
 def test_no_state_at_all(framework):
     owner = framework()
     for wrong, message in (
-        (None, "got 'NoneType'"),
-        (3, "got 'int'"),
-        ([3], "of rank 0: expected a dictionary of version 1, got 'int'"),
+        (None, "^compressor state: expected what Compressor.state_dict.. returned, got None$"),
+        (3, "got int$"),
+        ({}, "got an empty dictionary$"),
+        ({"0.weight": 1, "0.bias": 2}, "got a dictionary with the keys 0.weight, 0.bias$"),
+        (dict.fromkeys("abcd"), "got a dictionary with the keys a, b, c, …$"),
+        ([3], "of rank 0: expected what Compressor.state_dict.. returned, got int$"),
         ([], r"got ranks \[\] of \[\]"),
     ):
         with pytest.raises(dr.InvalidArgumentError, match=message):

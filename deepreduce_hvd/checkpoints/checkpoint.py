@@ -26,6 +26,7 @@ _VERSION = 1
 _KEYS = ("version", "fingerprint", "settings", "rank", "size", "parameters")
 _PARAMETER_KEYS = ("steps", "loss_scale", "reduction", "memory")
 _MOST_LISTED = 8
+_MOST_KEYS = 3
 
 
 def dump(slots, configuration, rank, size):
@@ -152,10 +153,13 @@ def _check_configuration(where, found, configuration):
 
 def _check_head(where, state, slots):
     """Check the entries of a state other than the parameters."""
-    if not isinstance(state, dict) or state.get("version") != _VERSION:
-        got = state.get("version") if isinstance(state, dict) else type(state).__name__
+    if not isinstance(state, dict) or "version" not in state:
         raise InvalidArgumentError(
-            f"{where}: expected a dictionary of version {_VERSION}, got {got!r}"
+            f"{where}: expected what Compressor.state_dict() returned, got {in_words(state)}"
+        )
+    if state["version"] != _VERSION:
+        raise InvalidArgumentError(
+            f"{where}: expected a dictionary of version {_VERSION}, got {state['version']!r}"
         )
     _expect_keys(where, _with_settings(state), _KEYS)
     rank, size = state["rank"], state["size"]
@@ -163,6 +167,16 @@ def _check_head(where, state, slots):
         raise InvalidArgumentError(
             f"{where}: expected integers 0 <= rank < size, got {rank!r} and {size!r}"
         )
+
+
+def in_words(given):
+    """Return what was given in place of a state, for error messages."""
+    if not isinstance(given, dict):
+        return "None" if given is None else type(given).__name__
+    if not given:
+        return "an empty dictionary"
+    more = ", …" if len(given) > _MOST_KEYS else ""
+    return f"a dictionary with the keys {', '.join(map(str, [*given][:_MOST_KEYS]))}{more}"
 
 
 def _check_ranks(states):

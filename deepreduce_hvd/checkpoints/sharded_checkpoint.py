@@ -73,8 +73,7 @@ def _check(where, state):
     ):
         raise InvalidArgumentError(
             f"{where}: expected a state of fully_shard, with the integers shard and shards and the"
-            " dictionary dims, got "
-            f"{sorted(state) if isinstance(state, dict) else type(state).__name__}"
+            f" dictionary dims, got {checkpoint.in_words(state)}"
         )
 
 
