@@ -31,6 +31,27 @@ def test_the_recommended_instance():
         assert dr.recommended_codec(shape) == expected
 
 
+@pytest.mark.parametrize(
+    ("shape", "got"),
+    [
+        (torch.zeros(40, 50), r"Tensor; for a tensor write tensor\.shape$"),
+        (torch.nn.Parameter(torch.zeros(())), r"Parameter; for a tensor write tensor\.shape$"),
+        (np.zeros(3), r"ndarray; for a tensor write tensor\.shape$"),
+        ("abc", "'abc'$"),
+        (b"ab", "b'ab'$"),
+        (5, "5$"),
+        ((64, None), r"\(64, None\)$"),
+        ((64, -1), r"\(64, -1\)$"),
+        ((2.0, 3), r"\(2\.0, 3\)$"),
+    ],
+)
+def test_a_shape_that_is_none(shape, got):
+    with pytest.raises(
+        dr.InvalidArgumentError, match=rf"^shape: expected sizes such as \(64, 10\), got {got}"
+    ):
+        dr.recommended_codec(shape)
+
+
 def test_auto_by_name():
     assert isinstance(dr.Compressor(communicator="auto", parameters=named()).communicator, dr.Auto)
 
