@@ -1,5 +1,6 @@
 """Test the construction of compressors: accepted arguments, and messages for refused ones."""
 
+import copy
 import pickle
 
 import numpy as np
@@ -212,13 +213,14 @@ def test_parameters_do_not_keep_a_dropped_compressor():
     network(torch.ones(3, 40)).sum().backward()
 
 
-def test_a_compressor_is_not_pickled():
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_compressor_is_not_pickled_or_copied(copied):
     compressor = dr.Compressor(parameters=[("weight", torch.nn.Parameter(torch.ones(5)))])
     with pytest.raises(
         dr.InvalidArgumentError,
-        match=r"expected state_dict\(\) to be pickled, got the compressor itself",
+        match=r"expected state_dict\(\) to be pickled or copied, got the compressor itself",
     ):
-        pickle.dumps(compressor)
+        copied(compressor)
 
 
 def test_a_codec_of_the_users_own_trains():
