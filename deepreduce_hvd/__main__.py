@@ -1,10 +1,12 @@
 """``python -m deepreduce_hvd --check`` prints what is installed, what is missing and what to do.
 
 ``python -m deepreduce_hvd --build`` builds the operators for the frameworks that are installed now.
+``python -m deepreduce_hvd --version`` prints the version.
 """
 
 import argparse
 import ctypes
+import difflib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -17,6 +19,8 @@ import sys
 import tempfile
 
 import numpy as np
+
+from deepreduce_hvd import __version__
 
 _SIMD_LEVELS = ("scalar", "AVX2", "AVX-512")
 _PACKAGE = pathlib.Path(__file__).resolve().parent
@@ -326,7 +330,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(
         prog="python -m deepreduce_hvd", description="Gradient compression for Horovod."
     )
-    commands = parser.add_mutually_exclusive_group(required=True)
+    commands = parser.add_mutually_exclusive_group()
     commands.add_argument(
         "--check", action="store_true", help="print what is installed and what is missing"
     )
@@ -338,11 +342,16 @@ def main(arguments=None):
             " other options are passed to pip install"
         ),
     )
+    commands.add_argument("--version", action="version", version=f"deepreduce_hvd {__version__}")
     chosen, others = parser.parse_known_args(arguments)
     if chosen.build:
         return _build(others)
     if others:
-        parser.error(f"unrecognized arguments: {' '.join(others)}")
+        similar = difflib.get_close_matches(others[0], ("--check", "--build", "--version"), n=1)
+        hint = f"; did you mean {similar[0]}?" if similar and not chosen.check else ""
+        parser.error(f"unrecognized arguments: {' '.join(others)}{hint}")
+    if not chosen.check:
+        parser.error("expected one of --check, --build and --version, got none")
     return _check()
 
 

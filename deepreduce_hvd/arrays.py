@@ -26,6 +26,12 @@ def describe(array):
     return ", ".join([f"{kind} of shape {array.shape}", *remarks])
 
 
+def from_bytes(value):
+    """Return what to write for the bytes of a payload, to append to a message; else ""."""
+    given = isinstance(value, (bytes, bytearray, memoryview))
+    return "; for bytes write np.frombuffer(data, np.uint8)" if given else ""
+
+
 def expect_array(name, array, dtypes, shape=None, contiguous=True, writable=False):
     """Raise InvalidArgumentError unless ``array`` is a usable 1-D NumPy array.
 
@@ -53,6 +59,7 @@ def expect_array(name, array, dtypes, shape=None, contiguous=True, writable=Fals
         of_shape = "" if shape is None else f" of shape {shape}"
         raise InvalidArgumentError(
             f"{name}: expected a {manner}1-D {of} array{of_shape}, got {describe(array)}"
+            f"{from_bytes(array) if np.uint8 in dtypes else ''}"
         )
 
 

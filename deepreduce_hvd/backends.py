@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from deepreduce_hvd import numpy_backend
-from deepreduce_hvd.arrays import expect_finite
+from deepreduce_hvd.arrays import expect_finite, from_bytes
 from deepreduce_hvd.errors import InvalidArgumentError, NativeMissingError
 
 
@@ -54,15 +54,20 @@ class _NumPy:
 _numpy = _NumPy()
 
 
-def of(array):
-    """Return the backend for ``array``; raise InvalidArgumentError if there is none."""
+def of(name, array):
+    """Return the backend for the argument ``name``, an array.
+
+    Raises:
+        InvalidArgumentError: there is none.
+    """
     if isinstance(array, np.ndarray):
         return _numpy
     framework = _framework_of(array)
     if framework is None or framework.operators is None:
         known = ", ".join(name for name, one in _FRAMEWORKS.items() if one.operators is not None)
         raise InvalidArgumentError(
-            f"expected a NumPy array or a tensor of {known}, got {type(array).__name__}"
+            f"{name}: expected a NumPy array or a tensor of {known}, got {type(array).__name__}"
+            f"{from_bytes(array) if name == 'payload' else ''}"
         )
     return importlib.import_module(framework.operators).backend
 

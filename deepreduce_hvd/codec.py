@@ -180,7 +180,7 @@ class Codec:
                 f"residual: expected the {len(memory.state)} arrays that {memory!r} keeps "
                 f"({', '.join(memory.state)}), got {len(state)}"
             )
-        payload, _ = backends.of(gradient).encode(
+        payload, _ = backends.of("gradient", gradient).encode(
             self, memory, gradient, state, 0.0, seed, step, tensor, rank
         )
         return payload
@@ -252,7 +252,7 @@ def decode(payload: Any, max_elements: int | None = None) -> Any:
     """
     if max_elements is not None:
         expect_keys(max_elements=max_elements)
-    return backends.of(payload).decode(payload, max_elements)
+    return backends.of("payload", payload).decode(payload, max_elements)
 
 
 def decode_sum(payloads: Sequence[Any], out: Any, scale: float = 1.0) -> Any:
@@ -281,7 +281,7 @@ def decode_sum(payloads: Sequence[Any], out: Any, scale: float = 1.0) -> Any:
         raise InvalidArgumentError(
             "payloads: expected a list of payloads, got one; write [payload]"
         )
-    return backends.of(out).decode_sum(list(payloads), out, scale)
+    return backends.of("out", out).decode_sum(list(payloads), out, scale)
 
 
 def inspect(data: Any) -> dict[str, Any]:
@@ -314,7 +314,7 @@ def inspect(data: Any) -> dict[str, Any]:
     >>> about["index_bytes"], about["total_bytes"]
     (3, 51)
     """
-    data = backends.of(data).to_numpy_bytes(data)
+    data = backends.of("payload", data).to_numpy_bytes(data)
     parts = container.read(data)
     non_finite = bool(parts.flags & container.NON_FINITE)
     return {

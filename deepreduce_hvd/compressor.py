@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from deepreduce_hvd import backends, container, layers_plot
+from deepreduce_hvd.checkpoints.configuration import configuration_of
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Auto, Communicator, Transport
 from deepreduce_hvd.coordination.collective_names import process_set_key, take_number
@@ -147,10 +148,10 @@ class Compressor:
         named = named_parameters(parameters)
         adapter_name = backends.adapter_name(named)
         # in the given order, because buckets depend on it
-        names = [(name, tuple(parameter.shape)) for name, parameter in named]
+        shapes = {name: tuple(parameter.shape) for name, parameter in named}
         # {name of a parameter: its Policy}
         compresses_small = type(self.communicator) is Allgather and schedule is None
-        self.policies = policies.resolve(codec, memory, dict(names), dense_below, compresses_small)
+        self.policies = policies.resolve(codec, memory, shapes, dense_below, compresses_small)
         pairs = {(one.codec, one.memory) for one in self.policies.values() if not one.dense}
         single = policies.recommended_codec() if codec is None else codec
         if isinstance(single, Codec) and isinstance(self.memory, Memory):
@@ -158,12 +159,13 @@ class Compressor:
         for pair in pairs:
             expect_stages(*pair, self.communicator)
         layout.expect_schedule(schedule, self.policies, self.communicator)
-        description = (
-            container.VERSION, *self._stages(), repr(self.communicator), bucket_bytes, dense_below,
-            seed, names, list(map(repr, self.policies.values())),
-        )  # fmt: skip
-        # CRC-32 of the configuration; ranks compare it in every step
-        self.fingerprint = zlib.crc32(repr(description).encode())
+        others = {
+            "communicator": repr(self.communicator), "bucket_bytes": bucket_bytes,
+            "dense_below": dense_below, "seed": seed,
+        }  # fmt: skip
+        # what a state is for, and its number, which ranks compare in every step
+        self.configuration = configuration_of(*self._stages(), others, shapes, self.policies)
+        self.fingerprint = self.configuration.fingerprint
         # number of this compressor in its process and process set; part of its collectives' names
         self.number = take_number(process_set_key(process_set))
         # the PyTorch or TensorFlow side of this compressor
@@ -205,9 +207,9 @@ class Compressor:
 
     def __reduce__(self):
         raise InvalidArgumentError(
-            "Compressor: expected state_dict() to be pickled, got the compressor itself, which"
-            " belongs to this process; for elastic training give it to hvd.elastic.TorchState or to"
-            " a state of deepreduce_hvd.tensorflow.elastic"
+            "Compressor: expected state_dict() to be pickled or copied, got the compressor itself,"
+            " which belongs to this process; for elastic training give it to"
+            " hvd.elastic.TorchState or to a state of deepreduce_hvd.tensorflow.elastic"
         )
 
     def __repr__(self) -> str:
@@ -314,9 +316,9 @@ class Compressor:
 
                 - This rank is not in the process set.
                 - The state is of another configuration (codec, memory, communicator, bucket_bytes,
-                  dense_below, seed) or model. With ``schedule=``, the default codec does not
-                  compress small tensors, so this is another configuration unless both jobs have
-                  ``dense_below=1024``.
+                  dense_below, seed) or model. The message names the first difference. With
+                  ``schedule=``, the default codec does not compress small tensors, so this is
+                  another configuration unless both jobs have ``dense_below=1024``.
                 - A single state is of another rank or number of ranks.
                 - Entries are missing, unknown or invalid.
                 - A memory has the wrong shape or dtype, or contains NaN or Inf.

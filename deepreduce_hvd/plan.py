@@ -205,6 +205,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _expect_files_can_be_written(arguments: argparse.Namespace) -> None:
+    """Check, before anything is computed, that the files to write are in folders that exist."""
+    for option in ("plot", "trace", "save"):
+        path = getattr(arguments, option)
+        if path is not None:
+            good = pathlib.Path(path).parent.is_dir() and not pathlib.Path(path).is_dir()
+            expect(good, f"--{option}", "a file in a folder that exists", path)
+
+
 def _expect_a_picture_can_be_drawn(path: str) -> None:
     """Check, before anything is computed, that matplotlib can write a file with this extension."""
     try:
@@ -219,6 +228,7 @@ def _expect_a_picture_can_be_drawn(path: str) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    _expect_files_can_be_written(arguments)
     if arguments.plot:
         _expect_a_picture_can_be_drawn(arguments.plot)
     profile, notes = _loaded(arguments)

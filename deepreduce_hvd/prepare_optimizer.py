@@ -54,11 +54,15 @@ def prepare(optimizer: Any, compression: Any) -> Any:
     Raises:
         InvalidArgumentError: ``optimizer`` is not a known optimizer, is of a PyTorch subclass with
             a ``step`` of its own, is wrapped by Horovod or has a scheduler already, or its momentum
-            is 1 or more.
+            is 1 or more. Or ``compression`` is not a Compressor.
     """
     if compression is not None and not isinstance(compression, Compressor):
+        kind = compression if isinstance(compression, type) else type(compression)
+        hint = ""
+        if isinstance(optimizer, Compressor):
+            hint = "; the optimizer comes first: dr.prepare(optimizer, compressor)"
         raise InvalidArgumentError(
-            f"prepare compression: expected a Compressor or None, got {compression!r}"
+            f"prepare compression: expected a Compressor or None, got {kind.__name__}{hint}"
         )
     for kind in type(optimizer).__mro__:
         module = _MODULES.get(kind.__module__.partition(".")[0])

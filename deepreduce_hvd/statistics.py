@@ -6,12 +6,17 @@ from typing import Any
 import numpy as np
 
 from deepreduce_hvd import container
+from deepreduce_hvd.communicators.wire import PROBE_BYTES
 from deepreduce_hvd.numpy_backend import decode_sum_numpy
 
 #: The columns of stats(), in order, with their meaning.
 FIELDS = {
     "elements": "elements of the parameter",
-    "dense_bytes": "bytes of the gradient uncompressed",
+    "dense_bytes": (
+        "bytes of the gradient uncompressed. On PyTorch it is 0 until a gradient of the parameter "
+        "is exchanged, so that totals leave out parameters without gradients; on TensorFlow it is "
+        "known from the start."
+    ),
     "sent_bytes": (
         "bytes that this rank passed to collectives in the last step, with small control messages. "
         "With Horovod, these are 16 bytes per compressed gradient (32 for float64 on TensorFlow). "
@@ -20,7 +25,10 @@ FIELDS = {
         "bytes plus 8 per rank instead, counted for one parameter of each bucket. Padding of "
         "payloads to equal lengths is not counted. A job of one rank sends nothing."
     ),
-    "header_bytes": "of these, bytes of the payload header",
+    "header_bytes": (
+        "of these, bytes of the payload header. The four parts of a payload are 0 for a gradient "
+        "that has no payload of its own, because it was sent uncompressed or together with others."
+    ),
     "index_bytes": "of these, bytes of the index section",
     "value_bytes": "of these, bytes of the value section",
     "order_bytes": "of these, bytes of the order section",
@@ -43,6 +51,15 @@ FIELDS = {
         "only one rank"
     ),
 }
+
+
+#: in a summary, below the table
+_NOT_IN_PAYLOADS = (
+    "The columns header, index, value and order are the parts of payloads. The rest of sent B is "
+    f"the probe, {PROBE_BYTES} bytes per compressed gradient, the roll call of a step, the heads "
+    "of collectives in DDP, and gradients that have no payload of their own, such as uncompressed "
+    "ones."
+)
 
 
 def row(
@@ -180,7 +197,7 @@ def summary_lines(stats, ranks, frozen, unregistered=None):
     """
     why = why_nothing(stats, ranks, unregistered)
     if why is None:
-        return [summary_table(stats), *notes(stats, frozen)]
+        return [summary_table(stats), _NOT_IN_PAYLOADS, *notes(stats, frozen)]
     return [why] if ranks == 1 else [summary_table(stats), why]
 
 

@@ -11,12 +11,17 @@ from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Communicator
 from deepreduce_hvd.communicators.base import expect_exchange
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_integer
+from deepreduce_hvd.settings import is_integer, is_number
 from deepreduce_hvd.stages.base import IndexCodec, Memory, Sparsifier, ValueCodec, overrides
 from deepreduce_hvd.stages.suggestions import called, makes, written
 from deepreduce_hvd.stages.usable import expect_usable
 
 _STAGES = (Codec, Memory, Communicator, Sparsifier, IndexCodec, ValueCodec)
+#: {what users write for an uncompressed way: its name here}
+_WAYS = {
+    "none": "dense", "nonecompressor": "dense", "fp16": "fp16", "fp16compressor": "fp16",
+    "half": "fp16", "float16": "fp16", "bf16": "fp16", "bfloat16": "fp16",
+}  # fmt: skip
 
 
 def expect_communicator(communicator):
@@ -72,6 +77,11 @@ def meant(value, kind):
     """Return a suggestion to append to the message for a value of the wrong type, or ""."""
     if isinstance(value, str) and (text := called(value, kind)):
         return f"; write {text}"
+    if _are_patterns(value):
+        pattern, chosen = value[0]
+        return f"; write a dictionary, as in {{{pattern!r}: {chosen!r}}}"
+    if kind is Codec and (text := _codec_for(value)):
+        return f"; write {text}"
     if kind is Codec and (is_model(value) or (_is_iterable(value) and not isinstance(value, str))):
         return "; for parameters write Compressor(parameters=model.named_parameters())"
     if not makes(value, _STAGES):
@@ -89,6 +99,35 @@ def meant(value, kind):
         return "; write Compressor(codec, ...), with the codec first"
     name = "memory" if makes(value, Memory) else "communicator"
     return f"; write Compressor({name}={text}, parameters=...)"
+
+
+def _are_patterns(value):
+    """Return whether a value is a list of (pattern, stage) pairs, in place of a dictionary."""
+    return (
+        isinstance(value, (list, tuple))
+        and bool(value)
+        and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value)
+        and all(isinstance(one, str) and isinstance(it, (str, *_STAGES)) for one, it in value)
+    )
+
+
+def _codec_for(value):
+    """Return what to write in place of a text, a number or a class of Horovod; None if unknown."""
+    if isinstance(value, type) and value.__module__.partition(".")[0] == "horovod":
+        way = _WAYS.get(value.__name__.lower())
+        return way and repr(way)
+    if is_number(value):
+        ratio = float(value) if 0 < value <= 1 else 0.01
+        return f"dr.Codec(dr.TopK({ratio}), index=dr.Rice())"
+    if not isinstance(value, str):
+        return None
+    if value.lower() in _WAYS:
+        return repr(_WAYS[value.lower()])
+    sparsifier = called(value, Sparsifier) or "TopK(0.01)"
+    index = called(value, IndexCodec) or "Rice()"
+    of_values = called(value, ValueCodec)
+    last = f", value=dr.{of_values}" if of_values else ""
+    return f"dr.Codec(dr.{sparsifier}, index=dr.{index}{last})"
 
 
 def expect_settings(

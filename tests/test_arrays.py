@@ -262,21 +262,35 @@ def test_numbers_of_elements(d):
 
 def test_what_is_no_array_at_all():
     for wrong in ([1.0, 2.0], 3.0, np.float32(3), b"bytes", None):
-        for refused in (
-            lambda: CODEC.encode(wrong),
-            lambda: dr.decode(wrong),
-            lambda: dr.inspect(wrong),
-            lambda: dr.decode_sum([], wrong),
+        for name, refused in (
+            ("gradient", lambda: CODEC.encode(wrong)),
+            ("payload", lambda: dr.decode(wrong)),
+            ("payload", lambda: dr.inspect(wrong)),
+            ("out", lambda: dr.decode_sum([], wrong)),
         ):
             with pytest.raises(
                 dr.InvalidArgumentError,
-                match="expected a NumPy array or a tensor of torch, tensorflow, got",
+                match=f"^{name}: expected a NumPy array or a tensor of torch, tensorflow, got",
             ):
                 refused()
-    with pytest.raises(
-        dr.InvalidArgumentError, match="payload: expected a 1-D uint8 array, got bytes"
-    ):
-        dr.decode_sum([b"bytes"], np.zeros(D, np.float32))
+
+
+def test_bytes_in_place_of_a_payload():
+    sent = CODEC.encode(values())
+    for given in (sent.tobytes(), bytearray(sent), memoryview(sent)):
+        for refused in (
+            lambda: dr.decode(given),
+            lambda: dr.inspect(given),
+            lambda: dr.decode_sum([given], np.zeros(D, np.float32)),
+        ):
+            with pytest.raises(dr.InvalidArgumentError) as message:
+                refused()
+            line = str(message.value).partition("; for bytes write ")[2]
+            np.testing.assert_array_equal(
+                dr.decode(eval(line, {"np": np, "data": given})), dr.decode(sent)
+            )
+    with pytest.raises(dr.InvalidArgumentError, match="^gradient: .*, got bytes$"):
+        CODEC.encode(b"bytes")
 
 
 def test_the_dtype_of_the_numbers_and_their_code():

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import deepreduce_hvd
 from deepreduce_hvd import __main__ as command
 
 WITHOUT = """
@@ -156,6 +157,28 @@ def test_build_says_what_it_needs(started, monkeypatch, capsys, missing, expecte
     )
     assert command.main(["--build"]) == 1 and not started.calls
     assert expected in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--chek"], "unrecognized arguments: --chek; did you mean --check?"),
+        (["--biuld", "-v"], "unrecognized arguments: --biuld -v; did you mean --build?"),
+        (["--fast"], "unrecognized arguments: --fast\n"),
+        ([], "expected one of --check, --build and --version, got none"),
+    ],
+)
+def test_a_command_that_is_misspelled_or_missing(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        command.main(arguments)
+    assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        command.main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"deepreduce_hvd {deepreduce_hvd.__version__}\n"
 
 
 def test_only_build_takes_options_of_pip(capsys):

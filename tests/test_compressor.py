@@ -1,5 +1,6 @@
 """Test the construction of compressors: accepted arguments, and messages for refused ones."""
 
+import copy
 import pickle
 
 import numpy as np
@@ -29,6 +30,27 @@ def test_the_recommended_instance():
     small = dr.Codec(dr.NoneSparsifier(), index=dr.Rice(), value=dr.LloydMax(bits=4))
     for shape, expected in ((None, large), ((2, 512), large), ((1023,), small), ((), small)):
         assert dr.recommended_codec(shape) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "got"),
+    [
+        (torch.zeros(40, 50), r"Tensor; for a tensor write tensor\.shape$"),
+        (torch.nn.Parameter(torch.zeros(())), r"Parameter; for a tensor write tensor\.shape$"),
+        (np.zeros(3), r"ndarray; for a tensor write tensor\.shape$"),
+        ("abc", "'abc'$"),
+        (b"ab", "b'ab'$"),
+        (5, "5$"),
+        ((64, None), r"\(64, None\)$"),
+        ((64, -1), r"\(64, -1\)$"),
+        ((2.0, 3), r"\(2\.0, 3\)$"),
+    ],
+)
+def test_a_shape_that_is_none(shape, got):
+    with pytest.raises(
+        dr.InvalidArgumentError, match=rf"^shape: expected sizes such as \(64, 10\), got {got}"
+    ):
+        dr.recommended_codec(shape)
 
 
 def test_auto_by_name():
@@ -191,13 +213,14 @@ def test_parameters_do_not_keep_a_dropped_compressor():
     network(torch.ones(3, 40)).sum().backward()
 
 
-def test_a_compressor_is_not_pickled():
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_compressor_is_not_pickled_or_copied(copied):
     compressor = dr.Compressor(parameters=[("weight", torch.nn.Parameter(torch.ones(5)))])
     with pytest.raises(
         dr.InvalidArgumentError,
-        match=r"expected state_dict\(\) to be pickled, got the compressor itself",
+        match=r"expected state_dict\(\) to be pickled or copied, got the compressor itself",
     ):
-        pickle.dumps(compressor)
+        copied(compressor)
 
 
 def test_a_codec_of_the_users_own_trains():

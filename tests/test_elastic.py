@@ -9,6 +9,7 @@ import pytest
 from elastic_ranks import Job, Worker
 from threaded_ranks import Lost, ThreadedTransport, on_all
 
+from deepreduce_hvd.checkpoints.configuration import Configuration
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
 
@@ -192,7 +193,7 @@ def test_memories_of_ranks_that_do_not_send_them_are_handed_on(gone, how, monkey
 def test_ranks_that_are_configured_differently():
     job = trained(2)
     other = Worker(7)
-    other.keeper._fingerprint += 1
+    other.keeper._configuration = Configuration(1, {})
     job.workers.append(other)
     job.form()
     for outcome in job.call("sync"):

@@ -2,6 +2,7 @@
 
 import random
 import re
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,27 @@ def test_a_plan_never_sends_less_than_the_codec(seed):
     )
     with pytest.raises(dr.InvalidArgumentError, match=message):
         layout.expect_schedule(plan, policies, dr.Allgather())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "communicator", "message"),
+    [
+        (
+            "auto",
+            dr.Auto(),
+            "schedule: expected communicator=Allgather(), the default, got Auto(); leave out"
+            " communicator=, because a plan chooses",
+        ),
+        ("plan.json", dr.Allgather(), "got 'plan.json'; write schedule=dr.schedule.Plan.load("),
+        (Path("plan"), dr.Allgather(), "; write schedule=dr.schedule.Plan.load('plan')"),
+        ("always", dr.Allgather(), "got 'always'"),
+    ],
+)
+def test_a_schedule_that_is_refused(schedule, communicator, message):
+    with pytest.raises(dr.InvalidArgumentError) as refused:
+        layout.expect_schedule(schedule, {}, communicator)
+    assert message in str(refused.value)
+    assert ("Plan.load" in message) == ("Plan.load" in str(refused.value))
 
 
 def test_a_plan_for_another_codec():

@@ -231,9 +231,20 @@ def test_auto_by_name():
             {**TOPK, "deepreduce": "index", "policy": ["p0"]},
             r"policy: expected one of .*, got \['p0'",
         ),
-        ({**TOPK, "treshold": 0.5}, "got also treshold$"),
+        (
+            {"compressor": "topk", "ratio": 0.01},
+            r"params: expected names of settings, got ratio; did you mean compress_ratio\?$",
+        ),
+        (
+            {**TOPK, "treshold": 0.5, 3: 1},
+            r"names of settings, got treshold, 3; did you mean threshold\?$",
+        ),
+        (
+            {**TOPK, "layers": {"w*": {"ratio": 0.1}}},
+            r"names of settings, got ratio; did you mean compress_ratio\?$",
+        ),
         ({**TOPK, "index": "rice"}, "got also index$"),
-        ({**TOPK, "bloom_fpr": 0.1}, "got also bloom_fpr; for bloom_fpr write 'fpr'"),
+        ({**TOPK, "bloom_fpr": 0.1}, "got bloom_fpr; for bloom_fpr write 'fpr'"),
         ({**TOPK, "communicator": "gtopk", "dense": 4}, "got also dense"),
         (
             {**TOPK, "communicator": "shared_random_k"},

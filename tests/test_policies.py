@@ -107,9 +107,11 @@ def test_a_state_is_not_loaded_where_other_tensors_are_compressed():
     """Small tensors have a memory only without a schedule, by default."""
     state = compressor().state_dict()
     compressor().load_state_dict(state)
-    with pytest.raises(dr.InvalidArgumentError, match="expected one with the same configuration"):
+    message = "codec of parameter body.0.bias: expected dense, .* got Codec.NoneSparsifier"
+    with pytest.raises(dr.InvalidArgumentError, match=message):
         compressor(schedule="auto").load_state_dict(state)
-    with pytest.raises(dr.InvalidArgumentError, match="expected one with the same configuration"):
+    message = r"state: codec: expected Codec.*, got recommended_codec\(shape\)$"
+    with pytest.raises(dr.InvalidArgumentError, match=message):
         compressor(dr.recommended_codec()).load_state_dict(state)
     compressor(TWO, schedule="auto").load_state_dict(compressor(TWO).state_dict())
     state = compressor(dense_below=1024).state_dict()
@@ -198,7 +200,8 @@ def test_only_what_is_compressed_has_a_memory():
     }
     state = comp.state_dict()
     comp.load_state_dict(state)
-    with pytest.raises(dr.InvalidArgumentError, match="expected one with the same configuration"):
+    message = "codec of parameter body.0.bias: .* with Residual.*, got .* with MomentumCorrection"
+    with pytest.raises(dr.InvalidArgumentError, match=message):
         compressor({"embed*": "dense", "*": TWO}, dense_below=0).load_state_dict(state)
 
 

@@ -32,6 +32,11 @@ def test_what_cannot_be_prepared_is_refused():
         dr.prepare(torch.optim.LBFGS(model.parameters()), compressor)
     with pytest.raises(dr.InvalidArgumentError, match="expected a Compressor or None, got Codec"):
         dr.prepare(sgd, dr.recommended_codec())
+    with pytest.raises(
+        dr.InvalidArgumentError,
+        match=r"expected a Compressor or None, got SGD; the optimizer comes first: dr\.prepare\(",
+    ):
+        dr.prepare(compressor, sgd)
     with pytest.raises(dr.InvalidArgumentError, match="expected a PyTorch or Keras optimizer, got"):
         dr.prepare(model.parameters(), compressor)
 

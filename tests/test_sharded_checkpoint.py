@@ -10,6 +10,7 @@ import torch
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.checkpoints import sharded_checkpoint
+from deepreduce_hvd.checkpoints.configuration import Configuration
 from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.torch.fsdp.groups import ShardSlot
 from deepreduce_hvd.torch.slot import Slot
@@ -21,6 +22,7 @@ SHAPES = {
     "columns": ((3, 12), 1),
     "cube": ((5, 2, 4), 0),
 }
+CONFIGURATION = Configuration(77, {})
 POLICY = Policy("codec", dr.Codec(dr.TopK(0.1)), dr.Residual())
 
 
@@ -61,7 +63,7 @@ def saved(ranks, hosts, shards, steps=4):
         for slot in slots.values():
             slot.steps = steps
     return [
-        sharded_checkpoint.dump(slots, 77, place(host, hosts), place(shard, shards))
+        sharded_checkpoint.dump(slots, CONFIGURATION, place(host, hosts), place(shard, shards))
         for (host, shard), slots in ranks.items()
     ]
 
@@ -69,7 +71,7 @@ def saved(ranks, hosts, shards, steps=4):
 def load(ranks, hosts, shards, state):
     for (host, shard), slots in ranks.items():
         sharded_checkpoint.load(
-            slots, state, 77, place(host, hosts), place(shard, shards), lambda rank: rank
+            slots, state, CONFIGURATION, place(host, hosts), place(shard, shards), lambda rank: rank
         )
 
 
@@ -136,12 +138,14 @@ def test_other_dimensions_keep_the_sum():
 
 def test_a_single_state_of_another_dimension_is_refused():
     (own,) = job(1, 1).values()
-    state = sharded_checkpoint.dump(own, 77, place(0, 1), place(0, 1))
+    state = sharded_checkpoint.dump(own, CONFIGURATION, place(0, 1), place(0, 1))
     (other,) = job(1, 1, cube=2).values()
     with pytest.raises(
         dr.InvalidArgumentError, match="cube: expected shards along dimension 2, got .* 0; pass"
     ):
-        sharded_checkpoint.load(other, state, 77, place(0, 1), place(0, 1), lambda rank: rank)
+        sharded_checkpoint.load(
+            other, state, CONFIGURATION, place(0, 1), place(0, 1), lambda rank: rank
+        )
 
 
 def _changed(change):
@@ -158,6 +162,10 @@ def _changed(change):
         (lambda all_states: all_states[1].pop("shard"), "a state of fully_shard"),
         (lambda all_states: all_states[1].update(shards=3), "one state of each shard"),
         (lambda all_states: all_states[1].pop("dims"), "a state of fully_shard"),
+        (
+            lambda all_states: all_states.__setitem__(1, dict.fromkeys("abcd")),
+            "a state of fully_shard, .*, got a dictionary with the keys a, b, c, …$",
+        ),
         (lambda all_states: all_states[1]["dims"].update(cube=1), "the same dims"),
         (
             lambda all_states: [state["dims"].update(cube=3) for state in all_states],

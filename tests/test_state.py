@@ -75,11 +75,12 @@ def array_of(value, shape=(300,), dtype=np.float32):
 
 REFUSED = {
     "version": (("version",), 2, "expected a dictionary of version 1, got 2"),
-    "no_version": (("version",), ..., "expected a dictionary of version 1, got None"),
-    "no_rank": (("rank",), ..., "expected version, fingerprint, rank, size, parameters, got no rank"),
+    "no_version": (("version",), ..., r"expected what Compressor.state_dict\(\) returned, got a dictionary with the keys fingerprint, settings, rank, …"),
+    "no_rank": (("rank",), ..., "expected version, fingerprint, settings, rank, size, parameters, got no rank"),
     "more": (("epoch",), 3, "got also epoch"),
     "fingerprint": (("fingerprint",), 5, r"with the same configuration and parameters \(\w{8}\), got 00000005"),
     "text_fingerprint": (("fingerprint",), "5", "got '5'"),
+    "list_of_settings": (("settings",), [], ": settings: expected a dictionary, got list"),
     "rank": (("rank",), 1, "expected integers 0 <= rank < size, got 1 and 1"),
     "text_rank": (("rank",), "0", "expected integers 0 <= rank < size, got '0' and 1"),
     "another_size": (("size",), 2, "expected the state of rank 0 of 1, got the state of rank 0 of 2; if the number of ranks has changed, pass the list"),
@@ -137,9 +138,12 @@ def test_a_refused_state_leaves_everything_as_it_was(framework, refused, as_list
 def test_no_state_at_all(framework):
     owner = framework()
     for wrong, message in (
-        (None, "got 'NoneType'"),
-        (3, "got 'int'"),
-        ([3], "of rank 0: expected a dictionary of version 1, got 'int'"),
+        (None, "^compressor state: expected what Compressor.state_dict.. returned, got None$"),
+        (3, "got int$"),
+        ({}, "got an empty dictionary$"),
+        ({"0.weight": 1, "0.bias": 2}, "got a dictionary with the keys 0.weight, 0.bias$"),
+        (dict.fromkeys("abcd"), "got a dictionary with the keys a, b, c, …$"),
+        ([3], "of rank 0: expected what Compressor.state_dict.. returned, got int$"),
         ([], r"got ranks \[\] of \[\]"),
     ):
         with pytest.raises(dr.InvalidArgumentError, match=message):
@@ -195,7 +199,7 @@ def test_memories_go_to_the_ranks_that_send_them(framework):
     """Hosts of two ranks, where the first one sends: a state of six ranks is loaded on four."""
     owner = framework()
     owner.step(0)
-    slots, fingerprint = owner.compressor.adapter.slots, owner.compressor.fingerprint
+    slots, configuration = owner.compressor.adapter.slots, owner.compressor.configuration
     state = owner.compressor.state_dict()
     states = [{**copy.deepcopy(state), "rank": rank, "size": 6} for rank in range(6)]
     for rank, one in enumerate(states):
@@ -208,7 +212,7 @@ def test_memories_go_to_the_ranks_that_send_them(framework):
         return rank - rank % 2
 
     for rank, old in enumerate([(0, 1, 4, 5), (), (2, 3), ()]):
-        checkpoint.load(slots, states, fingerprint, rank, 4, first_of_host)
+        checkpoint.load(slots, states, configuration, rank, 4, first_of_host)
         kept = snapshot(owner.compressor)["first"][2]["residual"]
         assert (kept == sum(2.0**one for one in old)).all()
     owner.compressor.load_state_dict({**state, "rank": 0, "size": 1})
@@ -220,13 +224,13 @@ def test_memories_go_to_the_ranks_that_send_them(framework):
             "rank 2.* list of all"
         ),
     ):
-        checkpoint.load(slots, states[3] | {"size": 4}, fingerprint, 3, 4, first_of_host)
+        checkpoint.load(slots, states[3] | {"size": 4}, configuration, 3, 4, first_of_host)
     assert_equal(snapshot(owner.compressor), before)
-    checkpoint.load(slots, states[2] | {"size": 4}, fingerprint, 2, 4, first_of_host)
+    checkpoint.load(slots, states[2] | {"size": 4}, configuration, 2, 4, first_of_host)
     assert (snapshot(owner.compressor)["first"][2]["residual"] == 4).all()
     for name in ("first", "second"):
         states[3]["parameters"][name]["memory"]["residual"] *= 0
-    checkpoint.load(slots, states[3] | {"size": 4}, fingerprint, 3, 4, first_of_host)
+    checkpoint.load(slots, states[3] | {"size": 4}, configuration, 3, 4, first_of_host)
 
 
 def test_a_memory_in_units_of_a_loss_scale_stays_with_a_compressor_that_follows_it():
@@ -255,6 +259,70 @@ def test_a_memory_in_units_of_a_loss_scale_stays_with_a_compressor_that_follows_
     assert other.compressor.state_dict()["parameters"]["first"]["loss_scale"] == 1024.0
     scaled.compressor.load_state_dict(fresh)  # empty memories have no unit
     assert not snapshot(scaled.compressor)["first"][2]["residual"].any()
+
+
+def others(**changed):
+    """Return shapes of parameters that differ from :data:`SHAPES`; None leaves one out."""
+    return {name: shape for name, shape in {**SHAPES, **changed}.items() if shape is not None}
+
+
+DIFFERENT = [
+    ({"seed": 7}, "seed: expected 0, as in this Compressor, got 7"),
+    ({"memory": dr.NoMemory()}, "memory: expected Residual(), as in this Compressor, got NoMemory()"),
+    ({"communicator": dr.SplitAllgather()}, "communicator: expected Allgather(), as in this Compressor, got SplitAllgather("),
+    ({"bucket_bytes": 5}, "bucket_bytes: expected 67108864, as in this Compressor, got 5"),
+    ({"codec": "fp16"}, "codec: expected Codec(TopK(ratio=0.1, "),
+    ({"codec": {"first": "dense"}}, "got by parameter"),
+    ({"shapes": others(second=(30, 12))}, "parameter second: expected shape (30, 10), as in this Compressor, got shape (30, 12)"),
+    ({"shapes": others(second=None)}, "parameter second: expected shape (30, 10), as in this Compressor, got none"),
+    ({"shapes": others(fourth=(60,))}, "parameter fourth: expected none, as in this Compressor, got shape (60,)"),
+    ({"shapes": dict(reversed(SHAPES.items()))}, "order of the parameters: expected parameter first next, as in this Compressor, got parameter third"),
+]  # fmt: skip
+
+
+@FRAMEWORKS
+@pytest.mark.parametrize(("options", "message"), DIFFERENT)
+@pytest.mark.parametrize("as_list", [False, True], ids=["own", "list"])
+def test_the_message_names_what_differs(framework, options, message, as_list):
+    owner = framework()
+    state = framework(**options).compressor.state_dict()
+    before = snapshot(owner.compressor)
+    with pytest.raises(dr.InvalidArgumentError) as refused:
+        owner.compressor.load_state_dict([state] if as_list else state)
+    assert str(refused.value).startswith(f"compressor state{' of rank 0' if as_list else ''}: ")
+    assert message in str(refused.value)
+    assert_equal(snapshot(owner.compressor), before)
+
+
+def test_the_message_names_the_parameter_that_is_compressed_otherwise():
+    owner, other = (OnTorch(codec={"second": codec}) for codec in (dr.Codec(dr.TopK(0.2)), "dense"))
+    message = "codec of parameter second: expected Codec.* with Residual.*, got dense$"
+    with pytest.raises(dr.InvalidArgumentError, match=message):
+        owner.compressor.load_state_dict(other.compressor.state_dict())
+
+
+@FRAMEWORKS
+def test_a_state_of_before_settings_were_saved(framework):
+    owner, other = framework(), framework(seed=7)
+    owner.step(0)
+    state, different = owner.compressor.state_dict(), other.compressor.state_dict()
+    before = snapshot(owner.compressor)
+    owner.step(1)
+    del state["settings"], different["settings"]
+    with pytest.raises(dr.InvalidArgumentError, match="with the same configuration and parameters"):
+        owner.compressor.load_state_dict(different)
+    owner.compressor.load_state_dict(state)
+    assert_equal(snapshot(owner.compressor), before)
+
+
+def test_settings_take_little_space():
+    """A codec that many parameters have is written once."""
+    shapes = {f"layer.{number}.weight": (40, 50) for number in range(1000)}
+    state = OnTorch(shapes=shapes).compressor.state_dict()
+    size, loaded = saved_file(state)
+    assert loaded["settings"] == state["settings"]
+    del state["settings"]
+    assert size - saved_file(state)[0] < 120 * len(shapes)
 
 
 def resident_bytes():

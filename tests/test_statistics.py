@@ -57,9 +57,23 @@ def stepped(network):
 
 def test_summary_is_a_table(capsys):
     stepped(torch.nn.Linear(40, 50)).summary()
-    lines = capsys.readouterr().out.splitlines()
+    *lines, note = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:2] == ["parameter", "elements"]
     assert [line.split()[0] for line in lines[1:]] == ["weight", "bias", "total"]
+    assert "The rest of sent B is the probe, 16 bytes per compressed gradient" in note
+
+
+def test_what_is_sent_besides_payloads():
+    network = torch.nn.Linear(40, 50)
+    compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=100)
+    assert [row["dense_bytes"] for row in compressor.stats().values()] == [0, 0]
+    assert "0 until a gradient" in statistics.FIELDS["dense_bytes"]
+    compressed, dense = stepped(network).stats().values()
+    parts = ("header_bytes", "index_bytes", "value_bytes", "order_bytes")
+    rest = compressed["sent_bytes"] - sum(compressed[part] for part in parts)
+    assert 16 <= rest <= 24, "the probe and the roll call"
+    assert dense["sent_bytes"] == dense["dense_bytes"] == 200
+    assert not any(dense[part] for part in parts)
 
 
 def test_a_summary_on_one_rank_says_how_to_start_several(capsys):

@@ -1,5 +1,6 @@
 """Test that messages for refused arguments say what was meant, where that can be guessed."""
 
+import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
@@ -9,8 +10,6 @@ import deepreduce_hvd as dr
 
 @pytest.fixture(autouse=True)
 def initialized_horovod():
-    import horovod.torch as hvd
-
     hvd.init()
 
 
@@ -55,8 +54,16 @@ def named():
             "with the codec first",
         ),
         (
-            lambda: dr.Compressor("topk", parameters=named()),
-            "expected a Codec, 'dense' or 'fp16', got 'topk'$",
+            lambda: dr.Compressor({"w*": "topk"}, parameters=named()),
+            r"of 'w\*': expected a Codec, 'dense' or 'fp16', got 'topk'; write dr\.Codec\(",
+        ),
+        (
+            lambda: dr.Compressor([("w*", "dense"), ("b*", "fp16")], parameters=named()),
+            r"; write a dictionary, as in {'w\*': 'dense'}$",
+        ),
+        (
+            lambda: dr.Compressor(memory=[("w*", dr.NoMemory())], parameters=named()),
+            r"; write a dictionary, as in {'w\*': NoMemory\(\)}$",
         ),
         (
             lambda: dr.Compressor(parameters=named(), writer="runs"),
@@ -147,6 +154,30 @@ class TestParameters:
         tracked = tf.train.Checkpoint(kept=[tf.Variable(tf.zeros(3), name="kept")]).kept
         assert hasattr(tracked, "trainable_variables")
         dr.Compressor(parameters=tracked)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("topk", "dr.Codec(dr.TopK(0.01), index=dr.Rice())"),
+        ("random_k", "dr.Codec(dr.RandomK(0.01), index=dr.Rice())"),
+        ("elias_fano", "dr.Codec(dr.TopK(0.01), index=dr.EliasFano())"),
+        ("qsgd", "dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.QSGD())"),
+        ("gzip", "dr.Codec(dr.TopK(0.01), index=dr.Rice())"),
+        (0.05, "dr.Codec(dr.TopK(0.05), index=dr.Rice())"),
+        (1, "dr.Codec(dr.TopK(1.0), index=dr.Rice())"),
+        (5, "dr.Codec(dr.TopK(0.01), index=dr.Rice())"),
+        ("bf16", "'fp16'"),
+        ("FP16", "'fp16'"),
+        ("none", "'dense'"),
+        (hvd.Compression.fp16, "'fp16'"),
+        (hvd.Compression.none, "'dense'"),
+    ],
+)
+def test_a_codec_to_write(given, expected):
+    line = written(lambda: dr.Compressor(given, parameters=named()))
+    assert line == expected
+    dr.Compressor(eval(line), parameters=named())
 
 
 def written(make):

@@ -151,7 +151,7 @@ class BaseAdapter:
         self.expect_member("state_dict")
         self.close_steps()
         return checkpoint.dump(
-            self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size
+            self.slots, self.compressor.configuration, self.transport.rank, self.transport.size
         )
 
     def load_state_dict(self, state):
@@ -161,7 +161,7 @@ class BaseAdapter:
         checkpoint.load(
             self.slots,
             state,
-            self.compressor.fingerprint,
+            self.compressor.configuration,
             self.transport.rank,
             self.transport.size,
             self.keeper_of,

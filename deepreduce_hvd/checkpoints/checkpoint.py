@@ -23,16 +23,18 @@ from deepreduce_hvd.settings import is_integer, is_number
 from deepreduce_hvd.stages.memories.saturated import saturated_mean
 
 _VERSION = 1
-_KEYS = ("version", "fingerprint", "rank", "size", "parameters")
+_KEYS = ("version", "fingerprint", "settings", "rank", "size", "parameters")
 _PARAMETER_KEYS = ("steps", "loss_scale", "reduction", "memory")
 _MOST_LISTED = 8
+_MOST_KEYS = 3
 
 
-def dump(slots, fingerprint, rank, size):
+def dump(slots, configuration, rank, size):
     """Return this rank's state as a dictionary of plain values and arrays of the framework."""
     return {
         "version": _VERSION,
-        "fingerprint": fingerprint,
+        "fingerprint": configuration.fingerprint,
+        "settings": dict(configuration.settings),
         "rank": rank,
         "size": size,
         "parameters": {
@@ -47,7 +49,7 @@ def dump(slots, fingerprint, rank, size):
     }
 
 
-def load(slots, state, fingerprint, rank, size, keeper_of=lambda rank: rank):
+def load(slots, state, configuration, rank, size, keeper_of=lambda rank: rank):
     """Load the state of one rank, or of all ranks, as for Compressor.load_state_dict.
 
     Everything is checked before anything is changed. After an error, all slots are unchanged.
@@ -55,7 +57,9 @@ def load(slots, state, fingerprint, rank, size, keeper_of=lambda rank: rank):
     Args:
         slots: {name: slot of the parameter}.
         state: one state, or the list of the states of all ranks.
-        fingerprint, rank, size: those of this rank now.
+        configuration: the compressor's
+            :class:`~deepreduce_hvd.checkpoints.configuration.Configuration`.
+        rank, size: those of this rank now.
         keeper_of: a function that returns the rank whose memory stores the residual of a rank. The
             memory of any other rank is never sent.
     """
@@ -78,7 +82,7 @@ def load(slots, state, fingerprint, rank, size, keeper_of=lambda rank: rank):
             )
         own, sizes = list(states), (size, size)
     for where, one in states.items():
-        _check_fingerprint(where, one["fingerprint"], fingerprint)
+        _check_configuration(where, one, configuration)
         _expect_keys(f"{where}: parameters", one["parameters"], slots)
     loaded = [_loaded(name, slot, states, own, sizes) for name, slot in slots.items()]
     if own == ["compressor state"] and keeper_of(rank) != rank:
@@ -102,20 +106,20 @@ def _expect_no_memory(slots, loaded, rank, keeper):
             )
 
 
-def identity(fingerprint, rank, size, keeper):
+def identity(configuration, rank, size, keeper):
     """Return the part of a checkpoint that identifies the compressor and the rank.
 
     Args:
-        fingerprint, rank, size: those of this rank.
+        configuration, rank, size: those of this rank.
         keeper: the rank whose memory stores the residual of this rank.
     """
-    own = {"fingerprint": fingerprint, "rank": rank, "size": size}
+    own = {**configuration._asdict(), "rank": rank, "size": size}
     return own if keeper == rank else {**own, "keeper": keeper}
 
 
-def check_identity(what, found, fingerprint, rank, size, keeper):
+def check_identity(what, found, configuration, rank, size, keeper):
     """Raise InvalidArgumentError unless ``found``, from :func:`identity`, matches this rank."""
-    expected = identity(fingerprint, rank, size, keeper)
+    expected = identity(configuration, rank, size, keeper)
     if isinstance(found, dict) and ("keeper" in found) != ("keeper" in expected):
         raise InvalidArgumentError(
             f"{what}: expected the checkpoint of a rank whose memory is on rank {keeper}, got one "
@@ -123,8 +127,8 @@ def check_identity(what, found, fingerprint, rank, size, keeper):
             "had other "
             "ranks when it was saved: pass load_state_dict the list of all ranks' states"
         )
-    _expect_keys(what, found, expected)
-    _check_fingerprint(what, found["fingerprint"], fingerprint)
+    _expect_keys(what, _with_settings(found), expected)
+    _check_configuration(what, found, configuration)
     if (found["rank"], found["size"]) != (rank, size):
         raise InvalidArgumentError(
             f"{what}: expected the checkpoint of rank {rank} of {size}, got the checkpoint of rank "
@@ -133,28 +137,46 @@ def check_identity(what, found, fingerprint, rank, size, keeper):
         )
 
 
-def _check_fingerprint(where, found, expected):
-    if found != expected:
-        got = f"{found:08x}" if is_integer(found) else repr(found)
+def _with_settings(state):
+    """Return a state with the entry that older states do not have; anything else unchanged."""
+    return {"settings": {}, **state} if isinstance(state, dict) else state
+
+
+def _check_configuration(where, found, configuration):
+    settings = _with_settings(found)["settings"]
+    if not isinstance(settings, dict):
         raise InvalidArgumentError(
-            f"{where}: expected one with the same configuration and parameters ({expected:08x}), "
-            f"got {got}"
+            f"{where}: settings: expected a dictionary, got {type(settings).__name__}"
         )
+    configuration.expect(where, found["fingerprint"], settings)
 
 
 def _check_head(where, state, slots):
     """Check the entries of a state other than the parameters."""
-    if not isinstance(state, dict) or state.get("version") != _VERSION:
-        got = state.get("version") if isinstance(state, dict) else type(state).__name__
+    if not isinstance(state, dict) or "version" not in state:
         raise InvalidArgumentError(
-            f"{where}: expected a dictionary of version {_VERSION}, got {got!r}"
+            f"{where}: expected what Compressor.state_dict() returned, got {in_words(state)}"
         )
-    _expect_keys(where, state, _KEYS)
+    if state["version"] != _VERSION:
+        raise InvalidArgumentError(
+            f"{where}: expected a dictionary of version {_VERSION}, got {state['version']!r}"
+        )
+    _expect_keys(where, _with_settings(state), _KEYS)
     rank, size = state["rank"], state["size"]
     if not is_integer(rank) or not is_integer(size) or not 0 <= rank < size:
         raise InvalidArgumentError(
             f"{where}: expected integers 0 <= rank < size, got {rank!r} and {size!r}"
         )
+
+
+def in_words(given):
+    """Return what was given in place of a state, for error messages."""
+    if not isinstance(given, dict):
+        return "None" if given is None else type(given).__name__
+    if not given:
+        return "an empty dictionary"
+    more = ", …" if len(given) > _MOST_KEYS else ""
+    return f"a dictionary with the keys {', '.join(map(str, [*given][:_MOST_KEYS]))}{more}"
 
 
 def _check_ranks(states):

@@ -21,21 +21,22 @@ def bounds(size, shard, shards):
     return min(shard * rows, size), min((shard + 1) * rows, size)
 
 
-def dump(slots, fingerprint, hosts, ranks):
+def dump(slots, configuration, hosts, ranks):
     """Return the state of this rank.
 
     Args:
         slots: {name: :class:`~deepreduce_hvd.torch.fsdp.groups.ShardSlot`}.
-        fingerprint: the fingerprint of the compressor.
+        configuration: the compressor's
+            :class:`~deepreduce_hvd.checkpoints.configuration.Configuration`.
         hosts: transport over the ranks that have the same shard, one per host.
         ranks: transport over the ranks of this host, which together have all shards.
     """
-    state = checkpoint.dump(slots, fingerprint, hosts.rank, hosts.size)
+    state = checkpoint.dump(slots, configuration, hosts.rank, hosts.size)
     dims = {name: slot.dim for name, slot in slots.items()}
     return {**state, "shard": ranks.rank, "shards": ranks.size, "dims": dims}
 
 
-def load(slots, state, fingerprint, hosts, ranks, keeper_of):
+def load(slots, state, configuration, hosts, ranks, keeper_of):
     """Load the state of this rank, or a list of the states of all ranks.
 
     The arguments are those of :func:`dump`; ``state`` and ``keeper_of`` are those of
@@ -61,7 +62,7 @@ def load(slots, state, fingerprint, hosts, ranks, keeper_of):
                     " ranks' states"
                 )
         loaded = _without_shard(state)
-    checkpoint.load(slots, loaded, fingerprint, hosts.rank, hosts.size, keeper_of)
+    checkpoint.load(slots, loaded, configuration, hosts.rank, hosts.size, keeper_of)
 
 
 def _check(where, state):
@@ -72,8 +73,7 @@ def _check(where, state):
     ):
         raise InvalidArgumentError(
             f"{where}: expected a state of fully_shard, with the integers shard and shards and the"
-            " dictionary dims, got "
-            f"{sorted(state) if isinstance(state, dict) else type(state).__name__}"
+            f" dictionary dims, got {checkpoint.in_words(state)}"
         )
 
 

@@ -45,7 +45,7 @@ class MemoryKeeper:
             raise InvalidArgumentError(
                 "elastic training: expected a compressor of all ranks, got one of a process set"
             )
-        self._fingerprint = compressor.fingerprint
+        self._configuration = compressor.configuration
         self._compressor = compressor
         self._adapter.elastic = self
         self._failure = failure
@@ -148,7 +148,7 @@ class MemoryKeeper:
                 slot.steps != saved[name]["steps"] for name, slot in self._adapter.slots.items()
             )
         summaries = [commit.summary for commit in self._commits]
-        return RankStatus(self._fingerprint, self._restored, moved, summaries)
+        return RankStatus(self._configuration.fingerprint, self._restored, moved, summaries)
 
     def _follow_rank_0(self):
         """Take the step counters, reductions and loss scales of rank 0."""
@@ -207,7 +207,7 @@ class MemoryKeeper:
         for commit in self._commits:
             if commit.number == number:
                 checkpoint.load(
-                    self._adapter.slots, commit.state, self._fingerprint, commit.rank, commit.size
+                    self._adapter.slots, commit.state, self._configuration, commit.rank, commit.size
                 )
                 return
         memory_transfer.clear(self._slots)

@@ -1,5 +1,6 @@
 """from_params: make a compressor from the settings of GRACE and DeepReduce."""
 
+import difflib
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,7 +9,13 @@ from deepreduce_hvd import container
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.compressor import Compressor
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.migration.params_table import CHOICES, DEFAULTS, OTHER_NAMES, WITHOUT_EFFECT
+from deepreduce_hvd.migration.params_table import (
+    CHOICES,
+    DEFAULTS,
+    OTHER_NAMES,
+    WITHOUT_DEFAULT,
+    WITHOUT_EFFECT,
+)
 from deepreduce_hvd.stages.index_codecs import Bloom, RawIndex
 from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, RandomK
 from deepreduce_hvd.stages.value_codecs import Float16, RawValue
@@ -19,6 +26,7 @@ _FOR_ALL = ("memory", "communicator", "layers")
 #: settings for which None has a meaning; elsewhere it means not given, as argparse uses it
 _WITH_NONE = {*CHOICES, "dense"}
 _RAW = {"index": RawIndex(), "value": RawValue()}
+_NAMES = (*DEFAULTS, *WITHOUT_DEFAULT, *WITHOUT_EFFECT)
 
 
 class _Settings:
@@ -35,6 +43,13 @@ class _Settings:
         self._params = {
             name: value for name, value in params.items() if value is not None or name in _WITH_NONE
         }
+        # before anything else: with a misspelled name, a default would be refused in its place
+        unknown = [name for name in self._params if name not in _NAMES]
+        if unknown:
+            raise InvalidArgumentError(
+                f"params: expected names of settings, got {', '.join(map(str, unknown))}"
+                f"{''.join(map(_advice, unknown))}"
+            )
         self._used = set()
         self.differences = []
 
@@ -93,14 +108,19 @@ class _Settings:
             if value is not None and name not in self._used | set(WITHOUT_EFFECT)
         ]
         if unused:
-            advice = "".join(
-                f"; for {name} write {OTHER_NAMES[name]}" for name in unused if name in OTHER_NAMES
-            )
             raise InvalidArgumentError(
                 "params: expected settings that apply to this choice"
-                f" ({', '.join(sorted(self._used))}), got also"
-                f" {', '.join(sorted(map(str, unused)))}{advice}"
+                f" ({', '.join(sorted(self._used))}), got also {', '.join(sorted(unused))}"
             )
+
+
+def _advice(name):
+    """Return what to write in place of the name of a setting that is unknown, or ""."""
+    if name in OTHER_NAMES:
+        return f"; for {name} write {OTHER_NAMES[name]}"
+    similar = difflib.get_close_matches(str(name), _NAMES, n=1)
+    similar += [known for known in _NAMES if name in known.split("_")]
+    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options: Any) -> Compressor:

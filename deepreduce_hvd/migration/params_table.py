@@ -30,6 +30,9 @@ DEFAULTS = {
     "beta": 0.1, "dense": "auto", "form": "butterfly", "buckets": 256, "bits": 2, "warmup_steps": 0,
 }  # fmt: skip
 
+#: settings without a default
+WITHOUT_DEFAULT = ("quantum_bits", "sparsifier", "num_quantiles", "layers")
+
 #: Bucket size of the compressor "qsgd", as in grace_dl.dist. This is the only one of GRACE's three
 #: packages that has buckets.
 COMPRESSOR_BUCKET_SIZE = 128

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import os
 import zlib
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +15,7 @@ from deepreduce_hvd.schedule.dag import CODEC, DENSE, WAYS, Message
 from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan
 from deepreduce_hvd.schedule.profile import ASSUMED_CODEC
 from deepreduce_hvd.stages.base import Memory
-from deepreduce_hvd.validation import expect_stages
+from deepreduce_hvd.validation import expect_stages, shown
 
 _MOST_NAMES = 5
 #: a plan's densities may be so much smaller than those of the codec
@@ -197,16 +198,19 @@ def expect_schedule(schedule, policies, communicator):
     if schedule is None:
         return
     if schedule != "auto" and not isinstance(schedule, Plan):
+        is_path = isinstance(schedule, os.PathLike) or str(schedule).endswith(".json")
+        hint = f"; write schedule=dr.schedule.Plan.load({str(schedule)!r})" if is_path else ""
         raise InvalidArgumentError(
             "Compressor schedule: expected None, 'auto' or a deepreduce_hvd.schedule.Plan, got"
-            f" {schedule!r}"
+            f" {shown(schedule)}{hint}"
         )
     if isinstance(schedule, Plan):
         _expect_densities(schedule, policies)
     if type(communicator) is not Allgather:
         raise InvalidArgumentError(
-            "Compressor schedule: expected the communicator Allgather, in whose place a plan may"
-            f" use another one, got {communicator!r}"
+            "Compressor schedule: expected communicator=Allgather(), the default, got"
+            f" {communicator!r}; leave out communicator=, because a plan chooses the communicator"
+            " of each message"
         )
     compressed = {policy for policy in policies.values() if not policy.dense}
     if schedule == "auto" and compressed:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
+from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.stages.index_codecs import Rice
 from deepreduce_hvd.stages.memories import NoMemory, Residual
@@ -56,11 +57,23 @@ def recommended_codec(shape: _Shape | None = None) -> Codec:
     Raises:
         InvalidArgumentError: ``shape`` is not a sequence of sizes.
     """
-    if shape is not None and not isinstance(shape, Iterable):
-        raise InvalidArgumentError(f"shape: expected sizes such as (64, 10), got {shape!r}")
-    if shape is not None and math.prod(shape) < _LARGE:
+    if shape is not None and _elements(shape) < _LARGE:
         return Codec(NoneSparsifier(), index=Rice(), value=LloydMax(bits=4))
     return Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))
+
+
+def _elements(shape: Any) -> int:
+    """Return the number of elements of a tensor of a shape that a user gave."""
+    expected = "shape: expected sizes such as (64, 10), got"
+    if hasattr(shape, "shape"):
+        raise InvalidArgumentError(
+            f"{expected} {type(shape).__name__}; for a tensor write tensor.shape"
+        )
+    is_sequence = isinstance(shape, Iterable) and not isinstance(shape, (str, bytes))
+    sizes = tuple(shape) if is_sequence else (None,)
+    if not all(is_integer(size) and size >= 0 for size in sizes):
+        raise InvalidArgumentError(f"{expected} {shown(shape)}")
+    return math.prod(sizes)
 
 
 @dataclasses.dataclass(frozen=True)

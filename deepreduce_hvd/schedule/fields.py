@@ -31,9 +31,12 @@ def expect_keys(
 ) -> None:
     """Check that ``row`` is a dictionary with all required keys and no unknown ones."""
     expect(isinstance(row, dict), where, "an object with names", row)
-    needed, known = set(required), {*required, *optional}
-    missing, unknown = sorted(needed - set(row)), sorted(map(str, set(row) - known))
-    keys = f"the keys {', '.join(sorted(known))}"
+    needed, allowed = tuple(required), tuple(optional)
+    missing = [key for key in needed if key not in row]
+    unknown = sorted(map(str, set(row) - {*needed, *allowed}))
+    keys = f"the keys {', '.join(needed or allowed)}"
+    if needed and allowed:
+        keys += f", and optionally {', '.join(allowed)}"
     expect(not missing, where, keys, f"none named {', '.join(missing)}")
     expect(not unknown, where, keys, f"also {', '.join(unknown)}")
 

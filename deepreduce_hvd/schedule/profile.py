@@ -213,10 +213,13 @@ class Profile:
         Raises:
             InvalidArgumentError: the file is neither.
         """
-        text = text_of_file(path, "profile")
-        if text.lstrip()[:1] == "{" and '"format"' in text:
-            return cls.from_json(text)
-        return layer_times(text)
+        try:
+            text = text_of_file(path, "profile")
+            if text.lstrip()[:1] == "{" and '"format"' in text:
+                return cls.from_json(text)
+            return layer_times(text)
+        except InvalidArgumentError as error:  # a command may have been given several files
+            raise InvalidArgumentError(f"{os.fspath(path)}: {error}") from error
 
     @classmethod
     def merged(cls, profiles: Sequence["Profile"]) -> "Profile":

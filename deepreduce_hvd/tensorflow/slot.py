@@ -316,7 +316,7 @@ class Identity(tf.train.experimental.PythonState):
         adapter.expect_member("checkpoint of the compressor")
         rank = adapter.transport.rank
         return {
-            "fingerprint": adapter.compressor.fingerprint,
+            "configuration": adapter.compressor.configuration,
             "rank": rank,
             "size": adapter.transport.size,
             "keeper": adapter.keeper_of(rank),

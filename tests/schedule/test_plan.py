@@ -196,7 +196,7 @@ def test_plans_that_are_refused():
         (changed(messages=[{**message, "density": 2}]), r"a number in \(0, 1\]"),
         (changed(messages=[{**message, "way": "zip"}]), "message way"),
         (changed(messages=[{**message, "members": []}]), "message members"),
-        (changed(messages=[{"members": ["w"]}]), "none named communicator, density, way"),
+        (changed(messages=[{"members": ["w"]}]), "none named way, density, communicator"),
     ):
         with pytest.raises(InvalidArgumentError, match=expected):
             Plan.from_json(wrong)

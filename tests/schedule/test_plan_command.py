@@ -159,14 +159,34 @@ def test_wrong_arguments(layers, arguments, text, capsys):
 def test_files_that_are_no_profiles(tmp_path, capsys):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "text.csv").write_text("layer,size\na,1\n")
+    (tmp_path / "profile.json").write_text('{"format": "deepreduce_hvd profile", "version": 9}')
     for path, text in (
         (tmp_path / "missing.json", "No such file"),
         (tmp_path / "binary", "decode"),
-        (tmp_path / "text.csv", "layer: expected the keys backward_seconds"),
+        (
+            tmp_path / "text.csv",
+            "layer: expected the keys name, elements, backward_seconds, and optionally"
+            " forward_seconds, encode_seconds, decode_seconds, got none named name, elements,",
+        ),
+        (tmp_path / "profile.json", "profile version: expected 1, got 9"),
     ):
         with pytest.raises(SystemExit) as stop:
             command.main([str(path)])
-        assert stop.value.code == 2 and text in capsys.readouterr().err
+        printed = capsys.readouterr().err
+        assert stop.value.code == 2 and text in printed and str(path) in printed
+
+
+@pytest.mark.parametrize("option", ["--plot", "--trace", "--save"])
+@pytest.mark.parametrize("name", ["missing/file.png", "folder"])
+def test_files_that_cannot_be_written(layers, tmp_path, capsys, option, name):
+    """This is found before anything is computed and printed."""
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SystemExit) as stop:
+        command.main([str(layers), option, str(tmp_path / name)])
+    printed = capsys.readouterr()
+    assert stop.value.code == 2 and not printed.out
+    message = f"{option}: expected a file in a folder that exists, got {tmp_path / name}"
+    assert message in printed.err
 
 
 def test_a_link_without_a_limit(tmp_path, capsys):

@@ -16,7 +16,7 @@ class OnTorch:
 
     has_loss_scale = True
 
-    def __init__(self, memory=None, shapes=SHAPES, **options):
+    def __init__(self, memory=None, shapes=SHAPES, codec=CODEC, **options):
         import horovod.torch as hvd
         import torch
 
@@ -26,7 +26,7 @@ class OnTorch:
             (name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in shapes.items()
         ]
         self.compressor = dr.Compressor(
-            CODEC, memory, parameters=self.named, dense_below=50, **options
+            codec, memory, parameters=self.named, dense_below=50, **options
         )
 
     def step(self, seed):
@@ -48,7 +48,7 @@ class OnTensorFlow:
 
     has_loss_scale = False
 
-    def __init__(self, memory=None, shapes=SHAPES, **options):
+    def __init__(self, memory=None, shapes=SHAPES, codec=CODEC, **options):
         tf = pytest.importorskip("tensorflow")
         import horovod.tensorflow as hvd
 
@@ -56,7 +56,7 @@ class OnTensorFlow:
         self.tf, self.hvd = tf, hvd
         self.named = [(name, tf.Variable(tf.zeros(shape))) for name, shape in shapes.items()]
         self.compressor = dr.Compressor(
-            CODEC, memory, parameters=self.named, dense_below=50, **options
+            codec, memory, parameters=self.named, dense_below=50, **options
         )
 
     def step(self, seed):

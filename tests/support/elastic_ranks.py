@@ -6,12 +6,13 @@ import numpy as np
 from threaded_ranks import Group, Lost, ThreadedTransport, on_all
 
 from deepreduce_hvd.checkpoints import checkpoint
+from deepreduce_hvd.checkpoints.configuration import Configuration
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.elastic import MemoryKeeper
 from deepreduce_hvd.coordination.settings import Setting, step_counters
 
 SIZES = {"a": 3, "b": 1, "dense": None}
-FINGERPRINT = 0x1234ABCD
+CONFIGURATION = Configuration(0x1234ABCD, {})
 
 
 class Slot:
@@ -48,7 +49,7 @@ class Worker:
     """
 
     process_set = None
-    fingerprint = FINGERPRINT
+    configuration = CONFIGURATION
     number = 0
     agreed = True
     per_host = 1
@@ -65,7 +66,7 @@ class Worker:
 
     def state_dict(self):
         return checkpoint.dump(
-            self.slots, self.fingerprint, self.transport.rank, self.transport.size
+            self.slots, self.configuration, self.transport.rank, self.transport.size
         )
 
     def close_steps(self):

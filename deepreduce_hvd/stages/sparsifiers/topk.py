@@ -7,6 +7,9 @@ from deepreduce_hvd.settings import is_integer, is_number
 from deepreduce_hvd.stages.base import Sparsifier
 from deepreduce_hvd.stages.sparsifiers.amount import check_amount, kept_count
 
+#: ratio of the first step of a warm-up, by default
+_WARMUP_RATIO = 0.25
+
 
 class TopK(Sparsifier):
     """Sparsifier that keeps the ``k`` elements of largest magnitude (Aji and Heafield 2017).
@@ -20,11 +23,14 @@ class TopK(Sparsifier):
         warmup_steps: the number of steps in which the ratio falls exponentially from
             ``warmup_ratio`` to ``ratio``, as in the first epochs of Deep Gradient Compression (Lin
             et al. 2018, section 3.3). It requires ``ratio``.
-        warmup_ratio: the ratio of the first step; a number in (0, 1].
+        warmup_ratio: the ratio of the first step of a warm-up; a number in (0, 1], and at least
+            ``ratio``. Default: 0.25, or ``ratio`` if that is larger, so that a warm-up never sends
+            less than the steps after it.
 
     Raises:
         InvalidArgumentError: not exactly one of ``ratio`` and ``k`` is given, an argument is out of
-            range, or ``warmup_steps`` is given together with ``k``.
+            range, ``warmup_steps`` is given together with ``k``, or a warm-up has a
+            ``warmup_ratio`` below ``ratio``.
 
     >>> TopK(k=2).select(np.array([1, -3, 0, 3, 2], dtype=np.float32), key=0)
     array([1, 3], dtype=uint32)
@@ -40,20 +46,29 @@ class TopK(Sparsifier):
         ratio: float | None = None,
         k: int | None = None,
         warmup_steps: int = 0,
-        warmup_ratio: float = 0.25,
+        warmup_ratio: float | None = None,
     ) -> None:
         check_amount("TopK", ratio, k)
         if not is_integer(warmup_steps) or warmup_steps < 0:
             raise InvalidArgumentError(
                 f"TopK warmup_steps: expected an integer of at least 0, got {warmup_steps!r}"
             )
+        if warmup_steps and ratio is None:
+            raise InvalidArgumentError(
+                f"TopK warmup_steps: expected 0 with a fixed k, got {warmup_steps}"
+            )
+        # without a warm-up, the ratio of its first step has no effect
+        least = ratio if warmup_steps and ratio is not None else 0.0
+        if warmup_ratio is None:
+            warmup_ratio = max(_WARMUP_RATIO, least)
         if not (is_number(warmup_ratio) and 0 < warmup_ratio <= 1):
             raise InvalidArgumentError(
                 f"TopK warmup_ratio: expected a number in (0, 1], got {warmup_ratio!r}"
             )
-        if warmup_steps and ratio is None:
+        if warmup_ratio < least:
             raise InvalidArgumentError(
-                f"TopK warmup_steps: expected 0 with a fixed k, got {warmup_steps}"
+                f"TopK warmup_ratio: expected at least the ratio {ratio:g}, to which it falls, got"
+                f" {warmup_ratio:g}"
             )
         self.ratio = ratio
         self.k = k

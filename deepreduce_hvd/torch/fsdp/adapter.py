@@ -293,7 +293,7 @@ class FsdpAdapter(DistributedAdapter):
     def state_dict(self):
         self.close_steps()
         return sharded_checkpoint.dump(
-            self.slots, self.compressor.fingerprint, self.transport, self.ranks
+            self.slots, self.compressor.configuration, self.transport, self.ranks
         )
 
     def load_state_dict(self, state):
@@ -301,7 +301,7 @@ class FsdpAdapter(DistributedAdapter):
         sharded_checkpoint.load(
             self.slots,
             state,
-            self.compressor.fingerprint,
+            self.compressor.configuration,
             self.transport,
             self.ranks,
             self.keeper_of,

@@ -118,6 +118,14 @@ def test_warm_up_falls_exponentially():
         assert selected(payload)[0].size == int(ratios[step] * 1000)
 
 
+@pytest.mark.parametrize("ratio", [0.25, 0.3, 0.5, 1.0])
+def test_a_warm_up_never_sends_less_than_the_steps_after_it(ratio):
+    sparsifier = dr.TopK(ratio, warmup_steps=4)
+    assert [sparsifier.parameters(step)[0] for step in range(6)] == [ratio] * 6
+    assert eval(repr(sparsifier), vars(dr)) == sparsifier
+    assert eval(repr(dr.TopK(ratio)), vars(dr)) == dr.TopK(ratio)
+
+
 @pytest.mark.parametrize("make, says", [
     (lambda: dr.TopK(), "one of ratio and k"), (lambda: dr.TopK(0.1, k=3), "one of ratio and k"),
     (lambda: dr.TopK(0), "ratio"), (lambda: dr.TopK(1), "float in"),
@@ -127,6 +135,8 @@ def test_warm_up_falls_exponentially():
     (lambda: dr.TopK(0.1, warmup_steps=-1), "warmup_steps"),
     (lambda: dr.TopK(0.1, warmup_steps=1.5), "warmup_steps"),
     (lambda: dr.TopK(0.1, warmup_steps=2, warmup_ratio=0), "warmup_ratio"),
+    (lambda: dr.TopK(0.1, warmup_ratio="0.5"), "warmup_ratio"),
+    (lambda: dr.TopK(0.1, warmup_steps=2, warmup_ratio=0.05), "warmup_ratio: expected at least the ratio 0.1, "),
 ])  # fmt: skip
 def test_bad_parameters(make, says):
     with pytest.raises(dr.InvalidArgumentError, match=rf"{says}.*got"):
