@@ -85,17 +85,17 @@ def unregistered():
 def warn_if_unused(optimizer):
     """Warn in the first step of a prepared optimizer if its gradients did not reach the compressor.
 
-    A step without gradients, or with sparse ones only, says nothing.
+    A step without gradients, or with sparse ones only, says nothing, nor does one with zeros:
+    hvd.broadcast_optimizer_state makes such a step, to create the state of an optimizer.
     """
-    slots = [
-        slot
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if (slot := optimizer.slots.get(parameter)) is not None
-        and parameter.grad is not None
-        and not parameter.grad.is_sparse
-    ]
-    if not slots:
+    slots, zeros = [], True
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            slot, gradient = optimizer.slots.get(parameter), parameter.grad
+            if slot is not None and gradient is not None and not gradient.is_sparse:
+                slots.append(slot)
+                zeros = zeros and not bool(gradient.any())
+    if zeros:
         return
     optimizer.preparation.checked = True
     why = optimizer.preparation.compressor.adapter.why_unused(slots)
