@@ -20,8 +20,6 @@ import tempfile
 
 import numpy as np
 
-from deepreduce_hvd import __version__
-
 _SIMD_LEVELS = ("scalar", "AVX2", "AVX-512")
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 _BUILD = "python -m deepreduce_hvd --build"
@@ -327,6 +325,8 @@ def _build(pip_options):
 
 def main(arguments=None):
     """Run a command and return the exit status, 0 if nothing needs attention."""
+    import deepreduce_hvd as dr
+
     parser = argparse.ArgumentParser(
         prog="python -m deepreduce_hvd", description="Gradient compression for Horovod."
     )
@@ -342,7 +342,7 @@ def main(arguments=None):
             " other options are passed to pip install"
         ),
     )
-    commands.add_argument("--version", action="version", version=f"deepreduce_hvd {__version__}")
+    commands.add_argument("--version", action="version", version=f"deepreduce_hvd {dr.__version__}")
     chosen, others = parser.parse_known_args(arguments)
     if chosen.build:
         return _build(others)
