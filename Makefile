@@ -43,10 +43,10 @@ python:
 	  'Debian packages: python3.11 python3.11-venv libpython3.11-dev' >&2; exit 1; }
 
 setup: python
-	@$(PYTHON) scripts/set_up.py
+	@"$(PYTHON)" scripts/set_up.py
 
 data: python
-	@$(PYTHON) scripts/set_up.py --data
+	@"$(PYTHON)" scripts/set_up.py --data
 
 # DEMO_OPTIONS='--seeds 3' repeats the rows with other seeds
 demo: setup
@@ -89,7 +89,7 @@ bench-schedule: setup
 
 # BENCH_AUTO_OPTIONS='--links 1gbit' runs a part
 bench-auto: python
-	@$(PYTHON) scripts/preflight.py --hosts
+	@"$(PYTHON)" scripts/preflight.py --hosts
 	@$(MAKE) --no-print-directory setup
 	$(WITH_VENV) python benchmarks/auto_schedule.py $(BENCH_AUTO_OPTIONS)
 	$(WITH_VENV) python benchmarks/whole_step.py
@@ -98,7 +98,7 @@ bench-auto: python
 
 # BENCH_REPLAY_OPTIONS='--networks resnet50 --links 1gbit' runs a part
 bench-replay: python
-	@$(PYTHON) scripts/preflight.py --hosts
+	@"$(PYTHON)" scripts/preflight.py --hosts
 	@$(MAKE) --no-print-directory setup
 	$(WITH_VENV) python benchmarks/replay.py $(BENCH_REPLAY_OPTIONS)
 
@@ -108,19 +108,19 @@ accuracy: setup
 
 # BENCH_HOSTS_OPTIONS='--hosts 2 --links 1gbit' runs a part
 bench-hosts: python
-	@$(PYTHON) scripts/preflight.py --hosts
+	@"$(PYTHON)" scripts/preflight.py --hosts
 	@$(MAKE) --no-print-directory setup
 	$(WITH_VENV) python benchmarks/hosts.py $(BENCH_HOSTS_OPTIONS)
 
 # TIME_TO_ACCURACY_OPTIONS='--rows default --links 1gbit --again' runs a part
 time-to-accuracy: python
-	@$(PYTHON) scripts/preflight.py --hosts
+	@"$(PYTHON)" scripts/preflight.py --hosts
 	@$(MAKE) --no-print-directory setup
 	$(WITH_VENV) python benchmarks/time_to_accuracy.py $(TIME_TO_ACCURACY_OPTIONS)
 
 # with the PyTorch of PYTHON, not that of .venv, which has no CUDA; GPU_CHECK_OPTIONS=--dry-run does what can be done without a GPU
 gpu-check:
-	@$(or $(PYTHON),python3) scripts/gpu_check.py $(GPU_CHECK_OPTIONS)
+	@"$(or $(PYTHON),python3)" scripts/gpu_check.py $(GPU_CHECK_OPTIONS)
 
 # The native harnesses: a main() in tests/native/corruption.cc that takes no arguments and exits 0 when all is well, and
 # LLVMFuzzerTestOneInput in tests/native/fuzz_decode.cc. Both include "api/deepreduce.h" and are linked with the whole core.

@@ -73,7 +73,7 @@ FRAMEWORKS = (
 
 
 def compiler():
-    command = shlex.split(os.environ.get("CXX", "g++"))
+    command = shlex.split(os.environ.get("CXX") or "g++")
     if shutil.which(command[0]) is None:
         raise BuildError(
             f"expected a C++ compiler, got no {command[0]} on PATH; Debian package: g++"
@@ -176,16 +176,18 @@ class BuildBindings(build_ext):
         return super().get_ext_filename(fullname)
 
     def run(self):
-        # a library of an earlier build must not be installed
+        super().run()
+        # A library of an earlier build must not be installed. The libraries in the source tree are
+        # those of an installation in place, which another build leaves alone.
         current = {
             Path(self.get_ext_filename(name)).name
             for name in self.distribution.deepreduce_frameworks
         }
-        for folder in (Path(self.build_lib, "deepreduce_hvd"), Path("deepreduce_hvd")):
-            for stale in (*folder.glob("_torch_ops*.so"), *folder.glob("_tf_ops*.so")):
-                if stale.name not in current:
-                    stale.unlink()
-        super().run()
+        in_place = self.inplace or self.editable_mode
+        folder = Path("" if in_place else self.build_lib, "deepreduce_hvd")
+        for stale in (*folder.glob("_torch_ops*.so"), *folder.glob("_tf_ops*.so")):
+            if stale.name not in current:
+                stale.unlink()
 
     def pybind11_include(self):
         try:

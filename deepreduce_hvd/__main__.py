@@ -14,6 +14,7 @@ import os
 import pathlib
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -49,7 +50,9 @@ class _Framework:
         return _version(*self.distributions) or "without a version"
 
     def installed(self):
-        return importlib.util.find_spec(self.module) is not None
+        spec = importlib.util.find_spec(self.module)
+        # a folder of this name in the current folder has no origin
+        return spec is not None and spec.origin is not None
 
     def built_for(self):
         """Return the versions of the framework that there are operators for."""
@@ -273,9 +276,12 @@ def _check():
 
 def _copy_of_sources(folder):
     """Copy the source tree that this package was built from to ``folder``."""
-    shutil.copytree(_PACKAGE / "_sources", folder)
     left_out = shutil.ignore_patterns("_sources", "*.so", "__pycache__")
-    shutil.copytree(_PACKAGE, folder / _PACKAGE.name, ignore=left_out, dirs_exist_ok=True)
+    for source, target in ((_PACKAGE / "_sources", folder), (_PACKAGE, folder / _PACKAGE.name)):
+        shutil.copytree(source, target, ignore=left_out, dirs_exist_ok=True)
+        # the installation may be read-only, but its copy is built in
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(path.stat().st_mode | stat.S_IWUSR)
 
 
 def _build(pip_options):

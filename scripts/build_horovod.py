@@ -27,7 +27,7 @@ ASK_VERSIONS = (
 
 
 def compiler():
-    return os.environ.get("CXX", "g++")
+    return os.environ.get("CXX") or "g++"
 
 
 def cache_key(python):

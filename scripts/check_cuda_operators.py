@@ -81,7 +81,7 @@ def main():
         )
         return 2
     compiler = [
-        os.environ.get("CXX", "g++"),
+        os.environ.get("CXX") or "g++",
         "-fsyntax-only",
         "-Wall",
         "-Wextra",

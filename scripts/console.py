@@ -104,8 +104,12 @@ def run(command, what, usually, percent_pattern=None, environment=None, cwd=None
 @contextlib.contextmanager
 def locked(path, what):
     """Hold a lock file, so that two set-ups at once share one download or build."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        raise SetUpError(f"{path}: expected a file that can be written, got {error}") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

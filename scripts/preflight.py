@@ -73,7 +73,7 @@ def tool_problems():
     problems = []
     if shutil.which("make") is None:
         problems.append("make: expected on PATH, got none; Debian package: make")
-    command = shlex.split(os.environ.get("CXX", "g++"))
+    command = shlex.split(os.environ.get("CXX") or "g++")
     if shutil.which(command[0]) is None:
         return [
             *problems,
@@ -98,7 +98,7 @@ def tool_problems():
 
 def header_problems(with_python=True):
     """Return missing headers and libraries, found by compiling and linking as the build does."""
-    command = shlex.split(os.environ.get("CXX", "g++"))
+    command = shlex.split(os.environ.get("CXX") or "g++")
     if shutil.which(command[0]) is None:
         return []
     problems = []

@@ -28,6 +28,8 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMPS = VENV / "set-up.json"
 PINS = ROOT / "requirements.txt"
+#: where PyTorch publishes its builds without CUDA
+_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 #: installed without its dependencies, because they include the full tensorflow, which overwrites
 #: the files of tensorflow-cpu
 WITHOUT_DEPENDENCIES = "tf_keras"
@@ -35,10 +37,16 @@ WITHOUT_DEPENDENCIES = "tf_keras"
 
 def stamp(step, value=None):
     """Return what is recorded for a step, or None; record ``value`` first, if given."""
-    notes = json.loads(STAMPS.read_text()) if STAMPS.exists() else {}
+    try:
+        notes = json.loads(STAMPS.read_text())
+    except (FileNotFoundError, ValueError):  # none yet, or written in part by an older version
+        notes = {}
     if value is not None:
         notes[step] = value
-        STAMPS.write_text(json.dumps(notes, indent=1))
+        # a set-up that is interrupted must not leave a part of the file
+        written = STAMPS.with_suffix(".new")
+        written.write_text(json.dumps(notes, indent=1))
+        written.replace(STAMPS)
     return notes.get(step)
 
 
@@ -68,6 +76,45 @@ def make_venv():
             f".venv: expected an environment of {expected}, got {got}; remove it (make "
             "distclean) and run make setup again"
         )
+    if not _runs("-c", "import pip"):  # a set-up was interrupted here
+        say(".venv has no pip: installing it; usually 3 s")
+        if not _runs("-m", "ensurepip"):
+            raise SetUpError(
+                ".venv: expected pip, got none, and python -m ensurepip failed; remove it (make "
+                "distclean) and run make setup again"
+            )
+
+
+def _runs(*arguments):
+    """Return whether the Python of .venv ends without an error."""
+    command = [PYTHON, *arguments]
+    done = subprocess.run(command, capture_output=True, env=clean_environment())
+    return done.returncode == 0
+
+
+def install_torch(pip, line):
+    """Install the build of PyTorch without CUDA, which PyPI does not have.
+
+    The other one brings twenty more packages, of several gigabytes, and Horovod would build its
+    CUDA part for it.
+
+    Args:
+        pip: command that installs.
+        line: the line of the requirements.
+    """
+    for where, options in (("the configured index", []), (_CPU_INDEX, ["--index-url", _CPU_INDEX])):
+        try:
+            run(
+                [*pip, "--no-deps", *options, f"{line}+cpu"],
+                f"PyTorch without CUDA, from {where}",
+                "10 s to 1 min, 0.2 GB of downloads",
+                log_name="pytorch",
+            )
+        except SetUpError:
+            say(f"PyTorch without CUDA: not found in {where}")
+        else:
+            return
+    say("PyTorch: going on with the build with CUDA, several GB of downloads")
 
 
 def install_pins():
@@ -85,6 +132,7 @@ def install_pins():
     rest = LOGS / "requirements-with-dependencies.txt"
     rest.write_text("\n".join(line for line in lines if line not in alone) + "\n")
     pip = [PYTHON, "-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check"]
+    install_torch(pip, next(line for line in lines if line.startswith("torch==")))
     run(
         [*pip, "-r", rest],
         f"pinned packages: installing {len(lines)}",

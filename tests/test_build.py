@@ -40,14 +40,14 @@ def package(tmp_path):
     return tmp_path
 
 
-def build(package, **environment):
+def build(package, *options, **environment):
     variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("DEEPREDUCE_WITH") and name != "CXXFLAGS"
     }
     variables.update({"CXXFLAGS": "-O0", **environment})
-    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    command = [sys.executable, "setup.py", "-q", "build_ext", *(options or ["--inplace"])]
     return subprocess.run(command, cwd=package, env=variables, capture_output=True, text=True)
 
 
@@ -139,6 +139,23 @@ def test_what_cannot_be_built_is_refused(package, environment, words):
     assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr, (
         done.stderr
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "stays"),
+    [
+        ([], {}, False),
+        ([], {"CXX": "false"}, True),  # the build fails
+        (["--build-lib", "elsewhere"], {}, True),
+    ],
+)
+def test_operators_of_an_earlier_build_in_place(package, options, environment, stays):
+    """Only a build in place that succeeds removes them: another environment may use them."""
+    earlier = package / "deepreduce_hvd/_torch_ops-2.9.0.so"
+    earlier.write_bytes(b"of an earlier build")
+    done = build(package, *options, **environment)
+    assert (done.returncode == 0) == ("CXX" not in environment), done.stderr
+    assert earlier.exists() == stays
 
 
 @pytest.fixture

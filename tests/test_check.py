@@ -185,3 +185,35 @@ def test_only_build_takes_options_of_pip(capsys):
     with pytest.raises(SystemExit):
         command.main(["--check", "--no-build-isolation"])
     assert "unrecognized arguments: --no-build-isolation" in capsys.readouterr().err
+
+
+def test_a_folder_with_the_name_of_a_framework_is_none(tmp_path, monkeypatch):
+    (tmp_path / "some_framework" / "examples").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    framework = command._Framework("Some", "some_framework", (), "_some_ops", None, None)
+    assert not framework.installed()
+    (tmp_path / "some_framework" / "__init__.py").touch()
+    command.importlib.invalidate_caches()
+    assert framework.installed()
+
+
+def test_a_copy_of_a_read_only_installation_can_be_built_in(tmp_path, monkeypatch):
+    package = tmp_path / "deepreduce_hvd"
+    (package / "_sources" / "deepreduce_hvd" / "csrc").mkdir(parents=True)
+    (package / "_sources" / "setup.py").touch()
+    (package / "_sources" / "deepreduce_hvd" / "csrc" / "one.cc").touch()
+    (package / "one.py").touch()
+    paths = [package, *package.rglob("*")]
+    for path in paths:
+        path.chmod(path.stat().st_mode & ~0o222)
+    monkeypatch.setattr(command, "_PACKAGE", package)
+    copy = tmp_path / "copy"
+    try:
+        command._copy_of_sources(copy)
+    finally:
+        for path in paths:
+            path.chmod(path.stat().st_mode | 0o200)
+    found = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    assert found == {"setup.py", "deepreduce_hvd/csrc/one.cc", "deepreduce_hvd/one.py"}
+    # as root, everything can be written, so look at the modes
+    assert all(path.stat().st_mode & 0o200 for path in (copy, *copy.rglob("*")))

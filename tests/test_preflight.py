@@ -81,6 +81,11 @@ def test_nothing_missing(tools):
     assert (done.returncode, done.stdout.strip()) == (0, "nothing is missing"), done.stderr
 
 
+def test_an_empty_name_of_the_compiler_is_none(tools):
+    done = run(tools, CXX="")
+    assert (done.returncode, done.stdout.strip()) == (0, "nothing is missing"), done.stderr
+
+
 @pytest.mark.parametrize(
     "tool, words",
     [("make", "make: expected on PATH, got none"), ("g++", "expected g++ on PATH, got none")],

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 
 import build_horovod
@@ -136,3 +137,46 @@ def test_a_check_build_without_a_framework_is_refused(own_place):
     horovodrun.chmod(0o755)
     with pytest.raises(console.SetUpError, match=r"got no \[X\] TensorFlow"):
         build_horovod.check(own_place / "bin/python")
+
+
+@pytest.mark.parametrize("text", ["", '{"pins": "a'])
+def test_stamps_that_were_written_in_part_count_as_none(own_place, text):
+    set_up.STAMPS.write_text(text)
+    assert set_up.stamp("pins") is None
+    set_up.stamp("pins", "b")
+    assert set_up.stamp("pins") == "b"
+
+
+def test_an_environment_whose_making_was_interrupted_gets_pip(capsys):
+    venv.create(set_up.VENV, with_pip=False, symlinks=True)
+    set_up.make_venv()
+    assert "has no pip: installing it" in capsys.readouterr().out
+    subprocess.run([set_up.PYTHON, "-m", "pip", "--version"], check=True, capture_output=True)
+    set_up.make_venv()
+    assert "pip" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+def test_pytorch_without_cuda_is_looked_for_in_two_indexes(monkeypatch, capsys, failures):
+    commands = []
+
+    def run(command, *about, **options):
+        commands.append(command)
+        if len(commands) <= failures:
+            raise console.SetUpError("not found")
+
+    monkeypatch.setattr(set_up, "run", run)
+    set_up.install_torch(["pip"], "torch==2.13.0")
+    own = ["pip", "--no-deps", "torch==2.13.0+cpu"]
+    other = ["pip", "--no-deps", "--index-url", set_up._CPU_INDEX, "torch==2.13.0+cpu"]
+    assert commands == [own, other][: failures + 1]
+    assert ("going on with the build with CUDA" in capsys.readouterr().out) == (failures == 2)
+
+
+def test_a_cache_that_cannot_be_made_is_named(own_place):
+    (own_place / "file").touch()
+    with (
+        pytest.raises(console.SetUpError, match=r"file/lock: expected a file that can be written"),
+        console.locked(own_place / "file" / "lock", "building"),
+    ):
+        pass
