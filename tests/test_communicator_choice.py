@@ -45,7 +45,7 @@ def test_auto_chooses_alike_on_all_ranks_and_says_why(sparsifier):
     codec = dr.Codec(sparsifier, dr.Rice(), dr.RawValue())
     communicators = [dr.Auto() for _ in range(8)]
     for one in communicators:
-        one._facts[tuple(range(8))] = _Facts(1, 1e-6, 1e-6)
+        one._facts[tuple(range(8))] = _Facts(1e-6, 1e-6)
     chosen = []
     for step in range(3):
         buckets = jobs_of(codec, dr.Residual(), gradients_of(8, 2000), step=step)

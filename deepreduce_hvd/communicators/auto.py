@@ -108,22 +108,53 @@ def costs(k, d, size, latency, seconds_per_byte, value_bits, union=None):
 
 
 class _Facts:
-    """What all ranks of a group know alike, on which their choices depend.
+    """What is known about the ranks of a group, on which choices depend.
 
     Attributes:
-        generation: how often these ranks have measured.
         latency: seconds per collective.
         seconds_per_byte: seconds per byte that a rank receives.
         unions: {key of a bucket: number of elements of its last sum}.
         counts: {key of a bucket: average number of elements that a rank sends}.
     """
 
-    def __init__(self, generation: int, latency: float, seconds_per_byte: float) -> None:
-        self.generation = generation
+    def __init__(self, latency: float, seconds_per_byte: float) -> None:
         self.latency = latency
         self.seconds_per_byte = seconds_per_byte
         self.unions: dict[int, int] = {}
         self.counts: dict[int, float] = {}
+
+
+def _measure(channel):
+    """Measure the links of a group of ranks; a generator of collectives, like an exchange.
+
+    Returns:
+        A list [seconds per collective, seconds per byte that a rank receives]. All ranks return the
+        numbers of rank 0, so that they make the same choice.
+    """
+    probe = int(min(_PROBE_BYTES * channel.size, channel.transport.most_bytes) // channel.size)
+    medians = []
+    for size in (1, probe):
+        seconds = []
+        for _ in range(_REPEATS):
+            started = time.perf_counter()
+            yield channel.allgather(np.zeros(size, dtype=np.uint8))
+            seconds.append(time.perf_counter() - started)
+        medians.append(float(np.median(seconds)))
+    latency, large = medians
+    per_byte = max(large - latency, 0.0) / (probe * max(channel.size - 1, 1))
+    own = np.array([latency, per_byte]).view(np.uint8) if channel.rank == 0 else None
+    agreed = yield channel.broadcast(own, 0)
+    return np.array(agreed).view(np.float64).tolist()
+
+
+def _result_of(steps, transport):
+    """Run a generator of collectives, waiting for each of them; return its result."""
+    result = None
+    while True:
+        try:
+            result = transport.wait(steps.send(result))
+        except StopIteration as stop:
+            return stop.value
 
 
 class Auto(Communicator):
@@ -142,69 +173,53 @@ class Auto(Communicator):
     def __init__(self) -> None:
         # of each group of global ranks; a number of ranks would not tell process sets apart
         self._facts: dict[tuple[int, ...], _Facts] = {}
+        # the same for vectors, whose exchanges can end in another order on each rank: these facts
+        # may differ between ranks, and each exchange uses those of rank 0
+        self._vector_facts: dict[tuple[int, ...], _Facts] = {}
 
     def __repr__(self) -> str:
         return "Auto()"
 
     def reset(self) -> None:
-        self._facts = {}
+        self._facts, self._vector_facts = {}, {}
 
     def prepare(self, transport: Transport) -> None:
-        self.renew(transport, 1)
+        ranks = tuple(transport.ranks)
+        if ranks not in self._facts:
+            steps = _measure(Channel(transport, "deepreduce.measure"))
+            self._facts[ranks] = _Facts(*_result_of(steps, transport))
 
-    def generation(self, transport: Transport) -> int:
-        facts = self._facts.get(tuple(transport.ranks))
-        return 0 if facts is None else facts.generation
-
-    def renew(self, transport: Transport, generation: int) -> None:
-        if self.generation(transport) >= generation:
-            return
-        small = [
-            self._seconds(transport, 1, f"deepreduce.measure.small.{number}")
-            for number in range(_REPEATS)
-        ]
-        large = [
-            self._seconds(transport, _PROBE_BYTES, f"deepreduce.measure.large.{number}")
-            for number in range(_REPEATS)
-        ]
-        latency = float(np.median(small))
-        per_byte = max(float(np.median(large)) - latency, 0.0) / (
-            _PROBE_BYTES * max(transport.size - 1, 1)
-        )
-        # all ranks use the numbers of rank 0, so that they make the same choice
-        own = np.array([latency, per_byte]).view(np.uint8) if transport.rank == 0 else None
-        agreed = transport.wait(transport.broadcast(own, 0, "deepreduce.measure.result"))
-        self._facts[tuple(transport.ranks)] = _Facts(
-            generation, *np.array(agreed).view(np.float64).tolist()
-        )
+    def known(self, bucket: Bucket, transport: Transport) -> list[float]:
+        facts = self._vector_facts.get(tuple(transport.ranks))
+        if facts is None:
+            return []
+        union = facts.unions.get(bucket.members[0].key)
+        return [facts.latency, facts.seconds_per_byte, *([] if union is None else [union])]
 
     @staticmethod
-    def _seconds(transport, size, name):
-        started = time.perf_counter()
-        transport.wait(transport.allgather(np.zeros(size, dtype=np.uint8), name))
-        return time.perf_counter() - started
-
-    @staticmethod
-    def choose(bucket: Bucket, size: int, facts: _Facts) -> tuple[str, str]:
+    def choose(
+        bucket: Bucket, size: int, facts: _Facts, count: float | None, union: float | None
+    ) -> tuple[str, str]:
         """Choose the communicator of one bucket.
 
         Args:
             bucket: the bucket.
             size: the number of ranks.
-            facts: what these ranks know.
+            facts: the latency and the bandwidth of these ranks.
+            count: the average number of elements that a rank sent in an earlier step, if known. It
+                matters only if the sparsifier does not say how many it selects.
+            union: the number of elements of an earlier sum, if known.
 
         Returns:
             A tuple (class name of the communicator, text with the reason).
         """
-        key = bucket.members[0].key
         counts = [
             bucket.codec.sparsifier.most_selected(member.gradient.size, bucket.step)
             for member in bucket.members
         ]
-        k = facts.counts.get(key) if None in counts else sum(counts)
+        k = count if None in counts else sum(counts)
         if k is None:
             return "Allgather", "k is not known before the first exchange"
-        union = facts.unions.get(key)
         predicted = costs(
             k,
             bucket.d,
@@ -227,12 +242,32 @@ class Auto(Communicator):
 
     def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
         facts = self._facts[tuple(channel.transport.ranks)]
-        best, why = self.choose(bucket, channel.size, facts)
-        bucket.scheme = f"{best}: {why}"
-        total = yield from EXACT_SUMS[best].exchange(bucket, channel)
-        # to the facts that the choice was made from: ranks renew them at different moments
+        key = bucket.members[0].key
+        total = yield from self._fastest(
+            bucket, channel, facts, facts.counts.get(key), facts.unions.get(key)
+        )
         self._remember(bucket, total, channel.size, facts)
         return total
+
+    def exchange_vector(
+        self, bucket: Bucket, channel: Channel, known: list[float]
+    ) -> Generator[Any, Any, BucketSum]:
+        ranks = tuple(channel.transport.ranks)
+        # As part of this exchange, under its name: sums that are in flight together each measure
+        # for themselves, and no rank waits in one of them for a rank that waits in another.
+        facts = _Facts(*(known[:2] or (yield from _measure(channel))))
+        union = known[2] if len(known) > 2 else None
+        total = yield from self._fastest(bucket, channel, facts, None, union)
+        if not known:
+            self._vector_facts[ranks] = facts
+        if channel.rank == 0:  # what the other ranks know is not used
+            self._remember(bucket, total, channel.size, self._vector_facts.setdefault(ranks, facts))
+        return total
+
+    def _fastest(self, bucket, channel, facts, count, union):
+        best, why = self.choose(bucket, channel.size, facts, count, union)
+        bucket.scheme = f"{best}: {why}"
+        return (yield from EXACT_SUMS[best].exchange(bucket, channel))
 
     @staticmethod
     def _remember(bucket, total, size, facts):

@@ -204,27 +204,40 @@ class Communicator:
             transport: the transport of the group of ranks.
         """
 
-    def generation(self, transport: Transport) -> int:
-        """Return how often this rank has prepared for exchanges of these ranks.
+    def known(self, bucket: "Bucket", transport: Transport) -> list[float]:
+        """Return what this rank knows from earlier sums of vectors and can use in the next one.
 
-        Some ranks may have prepared with other partners, or not at all, for instance a rank that
-        has joined an elastic job. If the numbers differ, all ranks call :meth:`renew`.
+        Ranks send each other these numbers before each sum of :func:`sparse_allreduce`.
 
         Args:
+            bucket: the vector of this rank. Its codec is not known yet.
             transport: the transport of the group of ranks.
 
         Returns:
-            The number; 0 for a communicator that remembers nothing about the ranks.
+            Finite numbers of at least 0; none if this rank knows nothing.
         """
-        return 0
+        return []
 
-    def renew(self, transport: Transport, generation: int) -> None:
-        """Prepare again, unless that has been done for this generation.
+    def exchange_vector(
+        self, bucket: "Bucket", channel: "Channel", known: list[float]
+    ) -> Generator[Any, Any, Any]:
+        """Exchange a vector of :func:`sparse_allreduce`.
+
+        This method is a generator like :meth:`exchange`. Several such exchanges can be in flight,
+        and ranks advance them in different orders. So a rank must not wait for other ranks here,
+        except by yielding a handle, and ranks must not depend on the order in which exchanges end.
+        Override it if :meth:`prepare` waits for other ranks.
 
         Args:
-            transport: the transport of the group of ranks.
-            generation: what :meth:`generation` returns afterwards; the same on all ranks.
+            bucket, channel: as for :meth:`exchange`.
+            known: what :meth:`known` returned on rank 0; empty if a rank knows nothing, for
+                instance because it has joined an elastic job.
+
+        Returns:
+            The sum over all ranks, as from :meth:`exchange`.
         """
+        self.prepare(channel.transport)
+        return (yield from self.exchange(bucket, channel))
 
     def reset(self) -> None:
         """Forget all facts about the ranks.

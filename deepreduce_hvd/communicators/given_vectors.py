@@ -1,6 +1,7 @@
 """Sums of sparse vectors that the user gives, over any communicator that selects nothing itself."""
 
 import json
+import math
 import zlib
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from deepreduce_hvd.communicators.shared_random_k import SharedRandomK
 from deepreduce_hvd.communicators.sparse_sum import SparseSum
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.numerics.exact_math import is_nonzero
+from deepreduce_hvd.settings import is_number
 from deepreduce_hvd.stages.memories import NoMemory
 from deepreduce_hvd.stages.sparsifiers import TopK
 
@@ -119,15 +121,11 @@ class GivenVectorSum(Communicator):
 
     def exchange(self, bucket, channel):
         described = yield channel.allgather(self._description(bucket, channel.transport))
-        most, bucket.step, generations = self._compare(bucket, described, channel.size)
+        most, bucket.step, known = self._compare(bucket, described, channel.size)
         # GTopK keeps as many elements as the longest vector has
         bucket.codec = Codec(TopK(k=max(most, 1)), self.index, self.value)
         self.communicator.check(bucket.codec, bucket.memory)
-        if len(generations) > 1:  # some ranks are new, or use another object than before
-            self.communicator.renew(channel.transport, max(generations) + 1)
-        else:
-            self.communicator.prepare(channel.transport)
-        return (yield from self.communicator.exchange(bucket, channel))
+        return (yield from self.communicator.exchange_vector(bucket, channel, known))
 
     def _description(self, bucket, transport):
         """Return the arguments of this rank, or the error that it met, as a message."""
@@ -145,7 +143,7 @@ class GivenVectorSum(Communicator):
             described = {
                 "count": bucket.count,
                 "step": bucket.step,
-                "generation": self.communicator.generation(transport),
+                "known": self.communicator.known(bucket, transport),
                 "settings": {what: _short(text) for what, text in settings.items()},
             }
         return wire.write_notice(json.dumps(described))
@@ -155,9 +153,9 @@ class GivenVectorSum(Communicator):
         """Return what this rank needs to know of all ranks; raise an error if settings differ.
 
         Returns:
-            A tuple (largest number of elements that a rank gives, largest step, set of the
-            generations of the communicator). Steps and generations differ in elastic training,
-            after ranks have joined.
+            A tuple (largest number of elements that a rank gives, largest step, what the
+            communicator of rank 0 knows, or an empty list if that of some rank knows nothing).
+            Steps and knowledge differ in elastic training, after ranks have joined.
         """
         ranks = _read(bucket.name, described, size)
         failures = [
@@ -177,7 +175,7 @@ class GivenVectorSum(Communicator):
                         f" rank 0 and {got} on rank {rank}"
                     )
         most, step = (max(one[what] for one in ranks) for what in ("count", "step"))
-        return most, step, {one["generation"] for one in ranks}
+        return most, step, ranks[0]["known"] if all(one["known"] for one in ranks) else []
 
 
 def _short(text):
@@ -197,8 +195,10 @@ def _read(name, described, size):
             and (
                 isinstance(one.get("failure"), str)
                 or (
-                    all(type(one.get(what)) is int for what in ("count", "step", "generation"))
+                    all(type(one.get(what)) is int for what in ("count", "step"))
                     and isinstance(one.get("settings"), dict)
+                    and isinstance(one.get("known"), list)
+                    and all(is_number(part) and 0 <= part < math.inf for part in one["known"])
                 )
             )
             for one in ranks
