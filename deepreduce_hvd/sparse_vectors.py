@@ -17,6 +17,7 @@ from deepreduce_hvd.communicators.given_vectors import GivenVector, GivenVectorS
 from deepreduce_hvd.coordination.collective_names import collective_name, process_set_key
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.numerics.exact_math import is_nonzero
+from deepreduce_hvd.recent import Recent
 from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stages.base import IndexCodec, ValueCodec
 from deepreduce_hvd.stages.index_codecs import Rice
@@ -30,8 +31,9 @@ _FRAMEWORKS = {
 _INDEX_DTYPES = ("int32", "int64", "uint32", "uint64")
 #: ranks of a process set -> (the initialization of Horovod, numbers for calls without a name)
 _numbers: dict[tuple[int, ...], tuple[Any, "itertools.count[int]"]] = {}
-#: (ranks of a process set, name) -> number of calls with this name, as far as this rank knows
-_steps: dict[tuple[Any, str], int] = {}
+#: (ranks of a process set, name) -> number of calls with this name, as far as this rank knows.
+#: Bounded, because a program can give each call a new name.
+_steps: Recent[tuple[Any, str], int] = Recent(1 << 16)
 _in_flight: "weakref.WeakSet[SparseHandle]" = weakref.WeakSet()
 
 
@@ -72,9 +74,7 @@ class SparseHandle:
         _in_flight.add(self)
 
     def poll(self) -> bool:
-        """Return whether the sum is complete.
-
-        A call also advances all sums in flight.
+        """Return whether the sum is complete, and advance all sums in flight.
 
         Returns:
             True if :meth:`wait` would return without waiting.
@@ -216,7 +216,7 @@ def sparse_allreduce_async(
         )
         own_indices, own_values = _expect_vector(framework, indices, values, d)
         step = 0 if name is None else _steps.get((key, name), 0)
-        vector = GivenVector(label, own_indices, own_values, d, transport.rank, step)
+        vector = GivenVector(label, own_indices, own_values, d, transport.rank, step, name)
         total = GivenVectorSum(scheme, *codecs, {"op": "Average" if average else "Sum"})
     except Exception as error:  # tell the other ranks, or they would wait
         vector = GivenVector.failed(label, error, transport.rank)

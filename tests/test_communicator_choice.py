@@ -7,7 +7,7 @@ from simulated_ranks import dense_of, gradients_of, jobs_of, same_bits
 from threaded_ranks import Group, ThreadedTransport, on_all
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.communicators.auto import _Facts, costs, message_bytes
+from deepreduce_hvd.communicators.auto import _Facts, _Links, costs, message_bytes
 from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.communicators.given_vectors import GivenVector, GivenVectorSum
 from deepreduce_hvd.communicators.simulator import SimulatedTransport, Simulator
@@ -45,7 +45,7 @@ def test_auto_chooses_alike_on_all_ranks_and_says_why(sparsifier):
     codec = dr.Codec(sparsifier, dr.Rice(), dr.RawValue())
     communicators = [dr.Auto() for _ in range(8)]
     for one in communicators:
-        one._facts[tuple(range(8))] = _Facts(1e-6, 1e-6)
+        one._facts[tuple(range(8))] = _Facts(_Links(1e-6, 1e-6))
     chosen = []
     for step in range(3):
         buckets = jobs_of(codec, dr.Residual(), gradients_of(8, 2000), step=step)
@@ -81,7 +81,7 @@ def test_auto_measures_once_and_takes_what_rank_0_says():
     for _ in range(2):
         auto.prepare(Recording(range(4), 1))
     facts = auto._facts[0, 1, 2, 3]
-    assert (facts.latency, facts.seconds_per_byte) == (2e-3, 3e-9)
+    assert facts.links == (2e-3, 3e-9)
     assert Recording.calls == 15
 
 

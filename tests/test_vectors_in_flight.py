@@ -12,6 +12,7 @@ import deepreduce_hvd as dr
 from deepreduce_hvd.communicators import auto
 from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.communicators.given_vectors import GivenVector, GivenVectorSum
+from deepreduce_hvd.recent import Recent
 
 D = 3000
 
@@ -28,7 +29,7 @@ def changing_links(monkeypatch):
 def start(network, rank, communicator, name, number, step):
     """Start the sum ``name`` on one rank; return its exchange."""
     indices, values = vector_of(rank, number, step)
-    vector = GivenVector(name, indices, values, D, rank, step)
+    vector = GivenVector(name, indices, values, D, rank, step, name)
     total = GivenVectorSum(communicator, dr.Rice(), dr.RawValue(), {})
     return Exchange(total, vector, NamedTransport(network, rank), f"{name}.{step}")
 
@@ -108,3 +109,51 @@ def test_links_are_measured_once(changing_links):
             name for name, calls in network.given.items() if calls[0][0][0] == "broadcast"
         ]
         assert len(broadcasts) <= (3 if step == 0 else 0), broadcasts
+
+
+def test_sums_without_a_name_learn_from_each_other():
+    """Random sizes and codecs; each call has a label of its own, as calls without a name have."""
+    random = np.random.default_rng(1)
+    communicators = [dr.Auto() for _ in range(2)]
+    sums = {}  # kind -> number of elements of its last sum
+    for step in range(60):
+        network = Network(2)
+        d, count = int(random.choice([2000, 3000])), int(random.choice([100, 500]))
+        index = dr.RawIndex() if random.integers(2) else dr.Rice()
+        places = [np.sort(random.choice(d, count, replace=False)) for _ in range(2)]
+
+        def program(rank, step=step, network=network, d=d, index=index, places=places):
+            ones = np.ones(places[rank].size, dtype=np.float32)
+            vector = GivenVector(f"number {step}", places[rank].astype(np.uint32), ones, d, rank)
+            total = GivenVectorSum(communicators[rank], index, dr.RawValue(), {})
+            return Exchange(total, vector, NamedTransport(network, rank), f"number.{step}")
+
+        started = run([[lambda rank=rank: program(rank)] for rank in range(2)], random)
+        kind = d, count, repr(index)
+        for (exchange,) in started:
+            exchange.finish()
+            assert exchange.bucket.scheme.endswith(f"union {sums.get(kind, 'not known yet')}")
+        if kind not in sums:  # Allgather, the choice of two ranks, seldom counts the elements
+            sums[kind] = np.union1d(*places).size
+    assert len(sums) == 8
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(auto, "_MOST_KINDS", 5)
+    random = np.random.default_rng(2)
+    communicator = dr.Auto()
+    for step in range(20):
+        exchange = start(Network(1), 0, communicator, f"v{step % 4 * random.integers(9)}", 0, step)
+        exchange.finish()
+    (facts,) = communicator._vector_facts.values()
+    assert len(facts.sums) == 5
+
+
+def test_recent_keeps_the_last_keys():
+    random = np.random.default_rng(3)
+    table, last = Recent(7), []
+    for number in range(500):
+        key = int(random.integers(12))
+        table[key] = number
+        last = [*(pair for pair in last if pair[0] != key), (key, number)][-7:]
+        assert list(table.items()) == last

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Generator, Hashable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from deepreduce_hvd.communicators.recursive_doubling import RecursiveDoubling
 from deepreduce_hvd.communicators.split_allgather import SplitAllgather
 from deepreduce_hvd.communicators.sums import BucketSum, GatheredPayloads
 from deepreduce_hvd.native import core as _native
+from deepreduce_hvd.recent import Recent
+
+if TYPE_CHECKING:
+    from deepreduce_hvd.communicators.given_vectors import GivenVector
 
 #: {name: communicator} of those that sum exactly what every rank sends
 EXACT_SUMS: dict[str, Communicator] = {
@@ -28,6 +32,8 @@ _PROBE_BYTES = 1 << 20
 _REPEATS = 7
 #: Steps between two counts of the union, for a communicator that does not count it anyway.
 _COUNT_UNION_EVERY = 100
+#: Kinds of vectors of which Auto remembers the last sum. A program can give each vector a new name.
+_MOST_KINDS = 1024
 
 
 def index_bits(count, d):
@@ -107,29 +113,54 @@ def costs(k, d, size, latency, seconds_per_byte, value_bits, union=None):
     }
 
 
-class _Facts:
-    """What is known about the ranks of a group, on which choices depend.
+class _Links(NamedTuple):
+    """What a group of ranks has measured.
 
     Attributes:
         latency: seconds per collective.
         seconds_per_byte: seconds per byte that a rank receives.
+    """
+
+    latency: float
+    seconds_per_byte: float
+
+
+class _Facts:
+    """What all ranks of a group know alike, on which their choices depend.
+
+    Attributes:
+        links: the latency and the bandwidth.
         unions: {key of a bucket: number of elements of its last sum}.
         counts: {key of a bucket: average number of elements that a rank sends}.
     """
 
-    def __init__(self, latency: float, seconds_per_byte: float) -> None:
-        self.latency = latency
-        self.seconds_per_byte = seconds_per_byte
+    def __init__(self, links: _Links) -> None:
+        self.links = links
         self.unions: dict[int, int] = {}
         self.counts: dict[int, float] = {}
+
+
+class _VectorFacts:
+    """What this rank knows about a group and its sums of vectors.
+
+    The sums can end in another order on each rank, so ranks may know different things. Each
+    exchange uses what rank 0 knew when it began.
+
+    Attributes:
+        links: the latency and the bandwidth.
+        sums: {kind of a vector: (number of elements of a sum, number of sums)}; only on rank 0.
+    """
+
+    def __init__(self, links: _Links) -> None:
+        self.links = links
+        self.sums: Recent[Hashable, tuple[int, int]] = Recent(_MOST_KINDS)
 
 
 def _measure(channel):
     """Measure the links of a group of ranks; a generator of collectives, like an exchange.
 
     Returns:
-        A list [seconds per collective, seconds per byte that a rank receives]. All ranks return the
-        numbers of rank 0, so that they make the same choice.
+        The :class:`_Links` that rank 0 measured, on all ranks, so that they make the same choice.
     """
     probe = int(min(_PROBE_BYTES * channel.size, channel.transport.most_bytes) // channel.size)
     medians = []
@@ -144,7 +175,7 @@ def _measure(channel):
     per_byte = max(large - latency, 0.0) / (probe * max(channel.size - 1, 1))
     own = np.array([latency, per_byte]).view(np.uint8) if channel.rank == 0 else None
     agreed = yield channel.broadcast(own, 0)
-    return np.array(agreed).view(np.float64).tolist()
+    return _Links(*np.array(agreed).view(np.float64).tolist())
 
 
 def _result_of(steps, transport):
@@ -173,9 +204,7 @@ class Auto(Communicator):
     def __init__(self) -> None:
         # of each group of global ranks; a number of ranks would not tell process sets apart
         self._facts: dict[tuple[int, ...], _Facts] = {}
-        # the same for vectors, whose exchanges can end in another order on each rank: these facts
-        # may differ between ranks, and each exchange uses those of rank 0
-        self._vector_facts: dict[tuple[int, ...], _Facts] = {}
+        self._vector_facts: dict[tuple[int, ...], _VectorFacts] = {}
 
     def __repr__(self) -> str:
         return "Auto()"
@@ -187,25 +216,24 @@ class Auto(Communicator):
         ranks = tuple(transport.ranks)
         if ranks not in self._facts:
             steps = _measure(Channel(transport, "deepreduce.measure"))
-            self._facts[ranks] = _Facts(*_result_of(steps, transport))
+            self._facts[ranks] = _Facts(_result_of(steps, transport))
 
-    def known(self, bucket: Bucket, transport: Transport) -> list[float]:
+    def known(self, bucket: "GivenVector", transport: Transport) -> list[float]:
         facts = self._vector_facts.get(tuple(transport.ranks))
         if facts is None:
             return []
-        union = facts.unions.get(bucket.members[0].key)
-        return [facts.latency, facts.seconds_per_byte, *([] if union is None else [union])]
+        return [*facts.links, *facts.sums.get(bucket.kind, ())[:1]]
 
     @staticmethod
     def choose(
-        bucket: Bucket, size: int, facts: _Facts, count: float | None, union: float | None
+        bucket: Bucket, size: int, links: _Links, count: float | None, union: float | None
     ) -> tuple[str, str]:
         """Choose the communicator of one bucket.
 
         Args:
             bucket: the bucket.
             size: the number of ranks.
-            facts: the latency and the bandwidth of these ranks.
+            links: the latency and the bandwidth of these ranks.
             count: the average number of elements that a rank sent in an earlier step, if known. It
                 matters only if the sparsifier does not say how many it selects.
             union: the number of elements of an earlier sum, if known.
@@ -220,69 +248,74 @@ class Auto(Communicator):
         k = count if None in counts else sum(counts)
         if k is None:
             return "Allgather", "k is not known before the first exchange"
-        predicted = costs(
-            k,
-            bucket.d,
-            size,
-            facts.latency,
-            facts.seconds_per_byte,
-            bucket.codec.value.bits_per_value(),
-            union,
-        )
+        predicted = costs(k, bucket.d, size, *links, bucket.codec.value.bits_per_value(), union)
         best = min(predicted, key=predicted.get)
         times = ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in predicted.items())
         return (
             best,
             (
                 f"{times} predicted for k = {k:.0f} of d = {bucket.d}, P = {size},"
-                f" {1e3 * facts.latency:.3f} ms per collective, {1e9 * facts.seconds_per_byte:.3f}"
+                f" {1e3 * links.latency:.3f} ms per collective, {1e9 * links.seconds_per_byte:.3f}"
                 f" ns per byte, union {'not known yet' if union is None else union}"
             ),
         )
 
     def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
+        # kept to the end: ranks forget the facts at different moments
         facts = self._facts[tuple(channel.transport.ranks)]
         key = bucket.members[0].key
         total = yield from self._fastest(
-            bucket, channel, facts, facts.counts.get(key), facts.unions.get(key)
+            bucket, channel, facts.links, facts.counts.get(key), facts.unions.get(key)
         )
-        self._remember(bucket, total, channel.size, facts)
+        if not _is_void(bucket, total):
+            decodes = isinstance(total, GatheredPayloads)
+            if not decodes or key not in facts.unions or bucket.step % _COUNT_UNION_EVERY == 0:
+                facts.unions[key] = _elements_of(bucket, total)
+                if decodes:
+                    facts.counts[key] = _sent_of(bucket, total) / channel.size
         return total
 
     def exchange_vector(
-        self, bucket: Bucket, channel: Channel, known: list[float]
+        self, bucket: "GivenVector", channel: Channel, known: list[float]
     ) -> Generator[Any, Any, BucketSum]:
-        ranks = tuple(channel.transport.ranks)
         # As part of this exchange, under its name: sums that are in flight together each measure
         # for themselves, and no rank waits in one of them for a rank that waits in another.
-        facts = _Facts(*(known[:2] or (yield from _measure(channel))))
+        links = _Links(*known[:2]) if known else (yield from _measure(channel))
         union = known[2] if len(known) > 2 else None
-        total = yield from self._fastest(bucket, channel, facts, None, union)
+        total = yield from self._fastest(bucket, channel, links, None, union)
+        ranks = tuple(channel.transport.ranks)
         if not known:
-            self._vector_facts[ranks] = facts
-        if channel.rank == 0:  # what the other ranks know is not used
-            self._remember(bucket, total, channel.size, self._vector_facts.setdefault(ranks, facts))
+            self._vector_facts[ranks] = _VectorFacts(links)
+        if channel.rank == 0 and not _is_void(bucket, total):
+            sums = self._vector_facts.setdefault(ranks, _VectorFacts(links)).sums
+            elements, number = sums.get(bucket.kind, (0, 0))
+            if not isinstance(total, GatheredPayloads) or number % _COUNT_UNION_EVERY == 0:
+                elements = _elements_of(bucket, total)
+            sums[bucket.kind] = elements, number + 1
         return total
 
-    def _fastest(self, bucket, channel, facts, count, union):
-        best, why = self.choose(bucket, channel.size, facts, count, union)
+    def _fastest(self, bucket, channel, links, count, union):
+        best, why = self.choose(bucket, channel.size, links, count, union)
         bucket.scheme = f"{best}: {why}"
         return (yield from EXACT_SUMS[best].exchange(bucket, channel))
 
-    @staticmethod
-    def _remember(bucket, total, size, facts):
-        key = bucket.members[0].key
-        if any(total.non_finite(number) for number in range(len(bucket.members))):
-            return
-        if not isinstance(total, GatheredPayloads):
-            facts.unions[key] = total.sparse_sum.indices.size
-        elif key not in facts.unions or bucket.step % _COUNT_UNION_EVERY == 0:
-            facts.unions[key] = sum(
-                total.sparse(number, 1.0)[0].size for number in range(len(bucket.members))
-            )
-            sent = sum(
-                _native.inspect(payload)["count"]
-                for number in range(len(bucket.members))
-                for payload in total.payloads(number)
-            )
-            facts.counts[key] = sent / size
+
+def _is_void(bucket, total):
+    """Return whether the sum of a member is not finite."""
+    return any(total.non_finite(number) for number in range(len(bucket.members)))
+
+
+def _elements_of(bucket, total):
+    """Return the number of elements of a sum. Payloads have to be decoded for it."""
+    if not isinstance(total, GatheredPayloads):
+        return total.sparse_sum.indices.size
+    return sum(total.sparse(number, 1.0)[0].size for number in range(len(bucket.members)))
+
+
+def _sent_of(bucket, total):
+    """Return the number of elements in the payloads of all ranks."""
+    return sum(
+        _native.inspect(payload)["count"]
+        for number in range(len(bucket.members))
+        for payload in total.payloads(number)
+    )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from deepreduce_hvd.codec import Codec
     from deepreduce_hvd.communicators.bucket import Bucket
     from deepreduce_hvd.communicators.exchange import Channel
+    from deepreduce_hvd.communicators.given_vectors import GivenVector
 
 _PAUSE_SECONDS = 5e-5
 
@@ -204,13 +205,14 @@ class Communicator:
             transport: the transport of the group of ranks.
         """
 
-    def known(self, bucket: "Bucket", transport: Transport) -> list[float]:
+    def known(self, bucket: "GivenVector", transport: Transport) -> list[float]:
         """Return what this rank knows from earlier sums of vectors and can use in the next one.
 
         Ranks send each other these numbers before each sum of :func:`sparse_allreduce`.
 
         Args:
-            bucket: the vector of this rank. Its codec is not known yet.
+            bucket: the :class:`~deepreduce_hvd.communicators.given_vectors.GivenVector` of this
+                rank. Its codec is not known yet.
             transport: the transport of the group of ranks.
 
         Returns:
@@ -219,7 +221,7 @@ class Communicator:
         return []
 
     def exchange_vector(
-        self, bucket: "Bucket", channel: "Channel", known: list[float]
+        self, bucket: "GivenVector", channel: "Channel", known: list[float]
     ) -> Generator[Any, Any, Any]:
         """Exchange a vector of :func:`sparse_allreduce`.
 
@@ -229,7 +231,9 @@ class Communicator:
         Override it if :meth:`prepare` waits for other ranks.
 
         Args:
-            bucket, channel: as for :meth:`exchange`.
+            bucket: the :class:`~deepreduce_hvd.communicators.given_vectors.GivenVector` of this
+                rank.
+            channel: as for :meth:`exchange`.
             known: what :meth:`known` returned on rank 0; empty if a rank knows nothing, for
                 instance because it has joined an elastic job.
 

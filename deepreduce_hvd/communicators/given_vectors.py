@@ -39,14 +39,17 @@ class GivenVector(Bucket):
         d: the number of elements of the dense vector.
         rank: the number of this rank.
         step: how many vectors of this name there were before. Random choices depend on it.
+        kind: a hashable value. Sums of one kind have about as many elements. The default is what
+            vectors of about this size with the same codecs share.
     """
 
-    def __init__(self, name, indices, values, d, rank=0, step=0):
+    def __init__(self, name, indices, values, d, rank=0, step=0, kind=None):
         member = BucketMember(
             name, np.broadcast_to(np.float32(0), d), (), zlib.crc32(name.encode())
         )
         # the codec is known when the exchange begins
         super().__init__(cast(Any, None), NoMemory(), [member], step=step, rank=rank)
+        self.kind = kind
         self._given = SparseSum(indices, values)
         self._lost = []
 
@@ -120,6 +123,9 @@ class GivenVectorSum(Communicator):
         expect_exchange("communicator", communicator)
 
     def exchange(self, bucket, channel):
+        if bucket.kind is None:
+            settings = repr(self.index), repr(self.value)
+            bucket.kind = bucket.d, bucket.count.bit_length(), *settings
         described = yield channel.allgather(self._description(bucket, channel.transport))
         most, bucket.step, known = self._compare(bucket, described, channel.size)
         # GTopK keeps as many elements as the longest vector has
