@@ -131,7 +131,7 @@ class Compressor:
         policies.expect_choice("codec", codec)
         policies.expect_choice("memory", memory)
         expect_communicator(self.communicator)
-        expect_settings(
+        bucket_bytes, threads, dense_below, seed, writer_interval = expect_settings(
             bucket_bytes=bucket_bytes, threads=threads, dense_below=dense_below, seed=seed,
             process_set=process_set, loss_scale=loss_scale, writer=writer,
             writer_interval=writer_interval,

@@ -1,7 +1,9 @@
 """Common checks of arguments, and how to show them."""
 
 import inspect
+import math
 import numbers
+from collections.abc import Callable
 from typing import TypeGuard
 
 from deepreduce_hvd.errors import InvalidArgumentError
@@ -15,6 +17,43 @@ def is_number(value: object) -> TypeGuard[float]:
 def is_integer(value: object) -> TypeGuard[int]:
     """Return whether ``value`` is an integer of Python or NumPy; bool does not count."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def expect_float(what: str, value: object, expected: str, fits: Callable[[float], bool]) -> float:
+    """Return a number as a float of Python, with which NumPy computes as the native core does.
+
+    Args:
+        what: the name of the setting, for the error message.
+        value: what the user gave, such as a float, a NumPy scalar or a Fraction.
+        expected: which values are accepted, for the error message.
+        fits: a function that returns whether a float is accepted. It must refuse NaN, which stands
+            for values of other types.
+
+    Raises:
+        InvalidArgumentError: ``value`` is not a number, or it does not fit.
+    """
+    try:
+        number = float(value) if is_number(value) else math.nan
+    except OverflowError:  # an integer or a Fraction that no float can hold
+        number = math.nan
+    if not fits(number):
+        raise InvalidArgumentError(f"{what}: expected {expected}, got {value!r}")
+    return number
+
+
+def expect_integer(what: str, value: object, expected: str, fits: Callable[[int], bool]) -> int:
+    """Return an integer as an int of Python.
+
+    Args:
+        what, value, expected: as for :func:`expect_float`.
+        fits: a function that returns whether an integer is accepted.
+
+    Raises:
+        InvalidArgumentError: ``value`` is not an integer, or it does not fit.
+    """
+    if not is_integer(value) or not fits(int(value)):
+        raise InvalidArgumentError(f"{what}: expected {expected}, got {value!r}")
+    return int(value)
 
 
 def expect_keys(**keys):

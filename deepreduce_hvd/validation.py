@@ -11,7 +11,7 @@ from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Communicator
 from deepreduce_hvd.communicators.base import expect_exchange
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_integer, is_number
+from deepreduce_hvd.settings import expect_integer, is_number
 from deepreduce_hvd.stages.base import IndexCodec, Memory, Sparsifier, ValueCodec, overrides
 from deepreduce_hvd.stages.suggestions import called, makes, written
 from deepreduce_hvd.stages.usable import expect_usable
@@ -135,22 +135,29 @@ def expect_settings(
 ):
     """Check the other arguments of :class:`Compressor`.
 
+    Returns:
+        A tuple (bucket_bytes, threads, dense_below, seed, writer_interval), ints of Python or None.
+
     Raises:
         InvalidArgumentError: one of them has the wrong type or value.
     """
-    if not is_integer(bucket_bytes) or bucket_bytes < 0:
-        raise InvalidArgumentError(
-            f"Compressor bucket_bytes: expected an integer of at least 0, got {bucket_bytes!r}"
+    bucket_bytes = expect_integer(
+        "Compressor bucket_bytes", bucket_bytes, "an integer of at least 0", lambda n: n >= 0
+    )
+    if threads is not None:
+        threads = expect_integer(
+            "Compressor threads", threads, "None or an integer of at least 0", lambda n: n >= 0
         )
-    for name, value in (("threads", threads), ("dense_below", dense_below)):
-        if value is not None and (not is_integer(value) or value < 0):
-            raise InvalidArgumentError(
-                f"Compressor {name}: expected None or an integer of at least 0, got {value!r}"
-            )
-    if not is_integer(seed) or not 0 <= seed < 2**63:
-        raise InvalidArgumentError(
-            f"Compressor seed: expected an integer in [0, 2^63), got {seed!r}"
+    if dense_below is not None:
+        dense_below = expect_integer(
+            "Compressor dense_below",
+            dense_below,
+            "None or an integer of at least 0",
+            lambda n: n >= 0,
         )
+    seed = expect_integer(
+        "Compressor seed", seed, "an integer in [0, 2^63)", lambda n: 0 <= n < 2**63
+    )
     if process_set is not None and not hasattr(process_set, "process_set_id"):
         raise InvalidArgumentError(
             "Compressor process_set: expected a horovod ProcessSet, as hvd.add_process_set(ranks) "
@@ -166,11 +173,13 @@ def expect_settings(
             "Compressor writer: expected an object with add_scalar, such as "
             f"torch.utils.tensorboard.SummaryWriter('runs'), got {writer!r}"
         )
-    if not is_integer(writer_interval) or writer_interval < 1:
-        raise InvalidArgumentError(
-            "Compressor writer_interval: expected an integer of at least 1, "
-            f"the number of steps between two records, got {writer_interval!r}"
-        )
+    writer_interval = expect_integer(
+        "Compressor writer_interval",
+        writer_interval,
+        "an integer of at least 1, the number of steps between two records",
+        lambda n: n >= 1,
+    )
+    return bucket_bytes, threads, dense_below, seed, writer_interval
 
 
 def named_parameters(parameters):

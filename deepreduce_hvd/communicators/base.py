@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stages.base import Memory
 
 if TYPE_CHECKING:
@@ -291,6 +292,7 @@ def expect_exchange(what, communicator):
 
 def expect_choice(what, value, choices):
     """Return ``value`` if it is one of ``choices``; raise InvalidArgumentError otherwise."""
+    value = int(value) if is_integer(value) else value
     if not any(
         value is choice or (type(value) is type(choice) and value == choice) for choice in choices
     ):

@@ -15,7 +15,7 @@ from deepreduce_hvd.communicators.sparse_sum import SparseSum, failed, merged
 from deepreduce_hvd.communicators.sums import BucketSum, CompleteSum
 from deepreduce_hvd.errors import DeepReduceError, InvalidArgumentError
 from deepreduce_hvd.numerics.exact_math import is_nonzero
-from deepreduce_hvd.settings import is_integer
+from deepreduce_hvd.settings import expect_integer
 from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.stages.index_codecs import RawIndex
 from deepreduce_hvd.stages.sparsifiers import NoneSparsifier
@@ -51,13 +51,15 @@ class Hierarchical(Communicator):
                 f" {across!r}"
             )
         expect_exchange("Hierarchical across", across)
-        if ranks_per_host is not None and (not is_integer(ranks_per_host) or ranks_per_host < 1):
-            raise InvalidArgumentError(
-                "Hierarchical ranks_per_host: expected an integer of at least 1, got"
-                f" {ranks_per_host!r}"
-            )
         self.across = across
-        self.ranks_per_host = ranks_per_host
+        self.ranks_per_host = None
+        if ranks_per_host is not None:
+            self.ranks_per_host = expect_integer(
+                "Hierarchical ranks_per_host",
+                ranks_per_host,
+                "an integer of at least 1",
+                lambda count: count >= 1,
+            )
 
     @property
     def puts_back(self) -> bool:  # type: ignore[override]  # that of ``across``, read-only

@@ -30,9 +30,9 @@ def mix64(x):
 
 def random_key(seed, step, tensor, rank, purpose):
     """Return the 64-bit key for the random choices of one tensor in one step."""
-    key = mix64(seed & _MASK)
+    key = mix64(int(seed) & _MASK)  # NumPy's integers do not have 64 bits without a sign
     for part in (step, tensor, rank, int(purpose)):
-        key = mix64(key ^ (part & _MASK))
+        key = mix64(key ^ (int(part) & _MASK))
     return key
 
 

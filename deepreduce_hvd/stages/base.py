@@ -28,7 +28,8 @@ class Stage:
     """Base class of all stages.
 
     Two stages are equal if they have the same class and parameters. Constructors raise
-    InvalidArgumentError for arguments that are out of range.
+    InvalidArgumentError for arguments that are out of range. Built-in stages keep numbers of NumPy
+    and fractions as a float or int of Python, with which NumPy computes as the native core does.
     """
 
     #: The stage id. Payloads contain those of the index codec and of the value codec, as listed in

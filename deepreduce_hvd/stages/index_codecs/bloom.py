@@ -8,7 +8,7 @@ import numpy as np
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 from deepreduce_hvd.numerics.exact_log import LN2, exact_log
 from deepreduce_hvd.numerics.random import mix64, random32, random_below
-from deepreduce_hvd.settings import is_number
+from deepreduce_hvd.settings import expect_float
 from deepreduce_hvd.stages.base import IndexCodec, register
 from deepreduce_hvd.stages.sections import expect_empty, unpack_header
 
@@ -166,19 +166,15 @@ class Bloom(IndexCodec):
     stage_id = 7
 
     def __init__(self, fpr: float | str | None = None, policy: str = "p2") -> None:
-        if not (
-            fpr is None
-            or fpr == "auto"
-            or (not isinstance(fpr, str) and is_number(fpr) and 0 < fpr < 1)
-        ):
-            raise InvalidArgumentError(
-                f'Bloom fpr: expected a number in (0, 1), "auto" or None, got {fpr!r}'
+        self.fpr: float | str | None = fpr
+        if fpr is not None and not (isinstance(fpr, str) and fpr == "auto"):
+            self.fpr = expect_float(
+                "Bloom fpr", fpr, 'a number in (0, 1), "auto" or None', lambda fpr: 0 < fpr < 1
             )
         if policy not in POLICIES:
             raise InvalidArgumentError(
                 f"Bloom policy: expected one of {', '.join(POLICIES)}, got {policy!r}"
             )
-        self.fpr = fpr
         self.policy = policy
 
     @property
@@ -190,8 +186,8 @@ class Bloom(IndexCodec):
         return (rate, POLICIES.index(self.policy))
 
     def _rate(self, k, d, value_bits):
-        if isinstance(self.fpr, float | int):
-            rate = float(self.fpr)
+        if isinstance(self.fpr, float):
+            rate = self.fpr
         elif self.fpr == "auto" and self.policy == "p0":
             cost = value_bits * (LN2 * LN2) * (d - k)
             rate = k / cost if cost > 0 else math.inf

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_number
+from deepreduce_hvd.settings import expect_float
 from deepreduce_hvd.stages.base import Arrays, Memory
 from deepreduce_hvd.stages.memories.saturated import saturated_difference, saturated_sum
 
@@ -27,9 +26,9 @@ class LowPass(Memory):
     state = ("residual",)
 
     def __init__(self, beta: float = 0.1) -> None:
-        if not (is_number(beta) and 0 < beta <= 1):
-            raise InvalidArgumentError(f"LowPass beta: expected a number in (0, 1], got {beta!r}")
-        self.beta = beta
+        self.beta = expect_float(
+            "LowPass beta", beta, "a number in (0, 1]", lambda beta: 0 < beta <= 1
+        )
 
     def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.beta,)

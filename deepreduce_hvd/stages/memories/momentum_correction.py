@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_number
+from deepreduce_hvd.settings import expect_float
 from deepreduce_hvd.stages.base import Arrays, Memory
 from deepreduce_hvd.stages.memories.saturated import saturated_difference, saturated_sum
 
@@ -30,11 +29,9 @@ class MomentumCorrection(Memory):
     state = ("residual", "velocity")
 
     def __init__(self, momentum: float = 0.9) -> None:
-        if not (is_number(momentum) and 0 <= momentum < 1):
-            raise InvalidArgumentError(
-                f"MomentumCorrection momentum: expected a number in [0, 1), got {momentum!r}"
-            )
-        self.momentum = momentum
+        self.momentum = expect_float(
+            "MomentumCorrection momentum", momentum, "a number in [0, 1)", lambda m: 0 <= m < 1
+        )
 
     def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.momentum,)

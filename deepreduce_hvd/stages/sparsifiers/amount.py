@@ -3,16 +3,19 @@
 import math
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_integer, is_number
+from deepreduce_hvd.settings import expect_float, expect_integer, is_integer
 
 
-def check_amount(name, ratio, k):
-    """Check that exactly one of ``ratio`` and ``k`` is given and that it is in range.
+def expect_amount(name, ratio, k):
+    """Return ``ratio`` and ``k`` as a float and an int, one of which is given and in range.
 
     Args:
         name: the name of the sparsifier, for error messages.
         ratio: None, or a number in (0, 1].
         k: None, or an integer in [1, 2^31).
+
+    Returns:
+        A tuple (ratio, k). The one that is not given is None.
 
     Raises:
         InvalidArgumentError: both or none are given, or the one given is out of range.
@@ -26,10 +29,12 @@ def check_amount(name, ratio, k):
             f"{name} ratio: expected a float in (0, 1], got the integer {ratio}; write "
             f"{name}(k={ratio}) to keep {ratio} element(s) or {name}(1.0) to keep all"
         )
-    if ratio is not None and not (is_number(ratio) and 0 < ratio <= 1):
-        raise InvalidArgumentError(f"{name} ratio: expected a number in (0, 1], got {ratio!r}")
-    if k is not None and not (is_integer(k) and 1 <= k < 2**31):
-        raise InvalidArgumentError(f"{name} k: expected an integer in [1, 2^31), got {k!r}")
+    if k is None:
+        ratio = expect_float(
+            f"{name} ratio", ratio, "a number in (0, 1]", lambda ratio: 0 < ratio <= 1
+        )
+        return ratio, None
+    return None, expect_integer(f"{name} k", k, "an integer in [1, 2^31)", lambda k: 0 < k < 2**31)
 
 
 def kept_count(parameters, d):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_integer, is_number
+from deepreduce_hvd.settings import expect_float, expect_integer
 from deepreduce_hvd.stages.base import Sparsifier
 
 
@@ -39,16 +39,16 @@ class ChunkTopK(Sparsifier):
                 f"ChunkTopK: expected one of ratio and chunk, got ratio={ratio!r} and "
                 f"chunk={chunk!r}"
             )
-        if ratio is not None and not (is_number(ratio) and 2**-31 < ratio <= 1):
-            raise InvalidArgumentError(
-                f"ChunkTopK ratio: expected a number in (2^-31, 1], got {ratio!r}"
+        self.ratio = None
+        self.chunk = None
+        if chunk is None:
+            self.ratio = expect_float(
+                "ChunkTopK ratio", ratio, "a number in (2^-31, 1]", lambda r: 2**-31 < r <= 1
             )
-        if chunk is not None and not (is_integer(chunk) and 1 <= chunk < 2**31):
-            raise InvalidArgumentError(
-                f"ChunkTopK chunk: expected an integer in [1, 2^31), got {chunk!r}"
+        else:
+            self.chunk = expect_integer(
+                "ChunkTopK chunk", chunk, "an integer in [1, 2^31)", lambda n: 0 < n < 2**31
             )
-        self.ratio = ratio
-        self.chunk = chunk
 
     def parameters(self, step: int = 0) -> tuple[float, ...]:
         if self.ratio is not None:

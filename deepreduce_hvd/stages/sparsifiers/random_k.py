@@ -4,7 +4,7 @@ import numpy as np
 
 from deepreduce_hvd.numerics.random import mix64, random32
 from deepreduce_hvd.stages.base import Sparsifier
-from deepreduce_hvd.stages.sparsifiers.amount import check_amount, kept_count
+from deepreduce_hvd.stages.sparsifiers.amount import expect_amount, kept_count
 
 _ROUNDS = 8
 
@@ -64,9 +64,7 @@ class RandomK(Sparsifier):
     example_arguments = "0.01"
 
     def __init__(self, ratio: float | None = None, k: int | None = None) -> None:
-        check_amount("RandomK", ratio, k)
-        self.ratio = ratio
-        self.k = k
+        self.ratio, self.k = expect_amount("RandomK", ratio, k)
 
     def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.ratio or 0.0, self.k or 0)

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_number
+from deepreduce_hvd.settings import expect_float
 from deepreduce_hvd.stages.base import Sparsifier
 
 
@@ -26,11 +25,10 @@ class Threshold(Sparsifier):
     example_arguments = "0.01"
 
     def __init__(self, threshold: float) -> None:
-        if not is_number(threshold) or not 0 <= threshold <= np.finfo(np.float32).max:
-            raise InvalidArgumentError(
-                f"Threshold: expected a finite float32 of at least 0, got {threshold!r}"
-            )
-        self.threshold = threshold
+        largest = float(np.finfo(np.float32).max)
+        self.threshold = expect_float(
+            "Threshold", threshold, "a finite float32 of at least 0", lambda t: 0 <= t <= largest
+        )
 
     def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.threshold,)

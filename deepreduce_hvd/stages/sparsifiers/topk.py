@@ -3,9 +3,9 @@
 import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_integer, is_number
+from deepreduce_hvd.settings import expect_float, expect_integer
 from deepreduce_hvd.stages.base import Sparsifier
-from deepreduce_hvd.stages.sparsifiers.amount import check_amount, kept_count
+from deepreduce_hvd.stages.sparsifiers.amount import expect_amount, kept_count
 
 #: ratio of the first step of a warm-up, by default
 _WARMUP_RATIO = 0.25
@@ -48,32 +48,27 @@ class TopK(Sparsifier):
         warmup_steps: int = 0,
         warmup_ratio: float | None = None,
     ) -> None:
-        check_amount("TopK", ratio, k)
-        if not is_integer(warmup_steps) or warmup_steps < 0:
-            raise InvalidArgumentError(
-                f"TopK warmup_steps: expected an integer of at least 0, got {warmup_steps!r}"
-            )
-        if warmup_steps and ratio is None:
+        self.ratio, self.k = expect_amount("TopK", ratio, k)
+        self.warmup_steps = expect_integer(
+            "TopK warmup_steps", warmup_steps, "an integer of at least 0", lambda steps: steps >= 0
+        )
+        if self.warmup_steps and self.ratio is None:
             raise InvalidArgumentError(
                 f"TopK warmup_steps: expected 0 with a fixed k, got {warmup_steps}"
             )
         # without a warm-up, the ratio of its first step has no effect
-        least = ratio if warmup_steps and ratio is not None else 0.0
-        if warmup_ratio is None:
-            warmup_ratio = max(_WARMUP_RATIO, least)
-        if not (is_number(warmup_ratio) and 0 < warmup_ratio <= 1):
+        least = self.ratio if self.warmup_steps and self.ratio is not None else 0.0
+        self.warmup_ratio = expect_float(
+            "TopK warmup_ratio",
+            max(_WARMUP_RATIO, least) if warmup_ratio is None else warmup_ratio,
+            "a number in (0, 1]",
+            lambda ratio: 0 < ratio <= 1,
+        )
+        if self.warmup_ratio < least:
             raise InvalidArgumentError(
-                f"TopK warmup_ratio: expected a number in (0, 1], got {warmup_ratio!r}"
+                f"TopK warmup_ratio: expected at least the ratio {least:g}, to which it falls, got"
+                f" {self.warmup_ratio:g}"
             )
-        if warmup_ratio < least:
-            raise InvalidArgumentError(
-                f"TopK warmup_ratio: expected at least the ratio {ratio:g}, to which it falls, got"
-                f" {warmup_ratio:g}"
-            )
-        self.ratio = ratio
-        self.k = k
-        self.warmup_steps = warmup_steps
-        self.warmup_ratio = warmup_ratio
 
     @property
     def schedule_steps(self) -> int:  # type: ignore[override]  # follows the setting, read-only

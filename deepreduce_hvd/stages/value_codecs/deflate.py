@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
-from deepreduce_hvd.settings import is_integer
+from deepreduce_hvd.settings import expect_integer
 from deepreduce_hvd.stages.base import ValueCodec, register
 
 BLOCK = 65536
@@ -40,10 +40,9 @@ class Deflate(ValueCodec):
     stage_id = 4
 
     def __init__(self, level: int = 1, shuffle: bool = True, strategy: str | None = None) -> None:
-        if not is_integer(level) or level not in range(1, 10):
-            raise InvalidArgumentError(
-                f"Deflate level: expected an integer of 1 to 9, got {level!r}"
-            )
+        self.level = expect_integer(
+            "Deflate level", level, "an integer of 1 to 9", range(1, 10).__contains__
+        )
         if shuffle not in (False, True):
             raise InvalidArgumentError(f"Deflate shuffle: expected True or False, got {shuffle!r}")
         if strategy not in (None, *_STRATEGIES):
@@ -51,7 +50,6 @@ class Deflate(ValueCodec):
                 f"Deflate strategy: expected one of {', '.join(_STRATEGIES)} or None, got "
                 f"{strategy!r}"
             )
-        self.level = int(level)
         self.shuffle = bool(shuffle)
         self.strategy = strategy or ("rle" if shuffle else "default")
 

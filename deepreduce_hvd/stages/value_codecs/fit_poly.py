@@ -5,10 +5,10 @@ import struct
 
 import numpy as np
 
-from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
+from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numerics import bits
 from deepreduce_hvd.numerics.exact_math import lane_sum
-from deepreduce_hvd.settings import is_integer
+from deepreduce_hvd.settings import expect_integer
 from deepreduce_hvd.stages.base import ValueCodec, register
 from deepreduce_hvd.stages.sections import expect_empty, unpack_header
 from deepreduce_hvd.stages.value_codecs.fit_sides import restored, sort_sides, to_values
@@ -218,18 +218,20 @@ class FitPoly(ValueCodec):
     sorts = True
 
     def __init__(self, degree: int = 5, segments: int | None = None) -> None:
-        for name, value, most in (
-            ("degree", degree, MAX_DEGREE),
-            ("segments", segments, MAX_SEGMENTS),
-        ):
-            if name == "segments" and value is None:
-                continue
-            if not is_integer(value) or not 1 <= value <= most:
-                raise InvalidArgumentError(
-                    f"FitPoly {name}: expected an integer of 1 to {most}, got {value!r}"
-                )
-        self.degree = int(degree)
-        self.segments = None if segments is None else int(segments)
+        self.degree = expect_integer(
+            "FitPoly degree",
+            degree,
+            f"an integer of 1 to {MAX_DEGREE}",
+            lambda n: 1 <= n <= MAX_DEGREE,
+        )
+        self.segments = None
+        if segments is not None:
+            self.segments = expect_integer(
+                "FitPoly segments",
+                segments,
+                f"an integer of 1 to {MAX_SEGMENTS}",
+                lambda n: 1 <= n <= MAX_SEGMENTS,
+            )
 
     def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.degree, self.segments or 0)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
+from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numerics.bits import pack_fields, unpack_fields
-from deepreduce_hvd.settings import is_integer
+from deepreduce_hvd.settings import expect_integer
 from deepreduce_hvd.stages.base import ValueCodec, register
 
 _MOST_BITS = 4
@@ -121,11 +121,12 @@ class LloydMax(ValueCodec):
     stage_id = 9
 
     def __init__(self, bits: int = 2) -> None:
-        if not is_integer(bits) or bits not in range(1, _MOST_BITS + 1):
-            raise InvalidArgumentError(
-                f"LloydMax bits: expected an integer of 1 to {_MOST_BITS}, got {bits!r}"
-            )
-        self.bits = bits
+        self.bits = expect_integer(
+            "LloydMax bits",
+            bits,
+            f"an integer of 1 to {_MOST_BITS}",
+            lambda n: 1 <= n <= _MOST_BITS,
+        )
 
     @property
     def sends_zeros(self) -> bool:

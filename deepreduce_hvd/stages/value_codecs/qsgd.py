@@ -8,7 +8,7 @@ import numpy as np
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 from deepreduce_hvd.numerics.bits import pack_fields, unpack_fields
 from deepreduce_hvd.numerics.random import random_uniform
-from deepreduce_hvd.settings import is_integer
+from deepreduce_hvd.settings import expect_integer
 from deepreduce_hvd.stages.base import ValueCodec, register
 from deepreduce_hvd.stages.sections import unpack_header
 
@@ -56,18 +56,16 @@ class QSGD(ValueCodec):
     stage_id = 5
 
     def __init__(self, bits: int = 4, bucket: int = 512, norm: str = "max") -> None:
-        if not is_integer(bits) or bits not in range(1, 9):
-            raise InvalidArgumentError(f"QSGD bits: expected an integer of 1 to 8, got {bits!r}")
-        if not is_integer(bucket) or bucket not in range(8, 32769, 8):
-            raise InvalidArgumentError(
-                f"QSGD bucket: expected a multiple of 8 in 8 to 32768, got {bucket!r}"
-            )
+        self.bits = expect_integer(
+            "QSGD bits", bits, "an integer of 1 to 8", range(1, 9).__contains__
+        )
+        self.bucket = expect_integer(
+            "QSGD bucket", bucket, "a multiple of 8 in 8 to 32768", range(8, 32769, 8).__contains__
+        )
         if norm not in _NORMS:
             raise InvalidArgumentError(
                 f"QSGD norm: expected one of {', '.join(_NORMS)}, got {norm!r}"
             )
-        self.bits = bits
-        self.bucket = bucket
         self.norm = norm
 
     @property
@@ -144,7 +142,7 @@ class QSGD(ValueCodec):
     @classmethod
     def decode(cls, section: bytes, count: int) -> np.ndarray:
         bits, bucket = unpack_header(_HEAD, section, "value")
-        if not is_integer(bits) or bits not in range(1, 9) or bucket not in range(8, 32769, 8):
+        if bits not in range(1, 9) or bucket not in range(8, 32769, 8):
             raise CorruptPayloadError(
                 "value section: expected 1 to 8 bits in buckets of a multiple of 8 up to "
                 f"32768, got {bits} and {bucket}"

@@ -5,10 +5,10 @@ import struct
 
 import numpy as np
 
-from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
+from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numerics import huffman_code
 from deepreduce_hvd.numerics.bits import bit_width_of, pack_fields, unpack_fields
-from deepreduce_hvd.settings import is_integer
+from deepreduce_hvd.settings import expect_integer
 from deepreduce_hvd.stages.base import ValueCodec, register
 from deepreduce_hvd.stages.sections import unpack_header
 
@@ -57,11 +57,9 @@ class Quantile(ValueCodec):
     stage_id = 8
 
     def __init__(self, buckets: int = 256) -> None:
-        if not is_integer(buckets) or buckets not in range(2, 257):
-            raise InvalidArgumentError(
-                f"Quantile buckets: expected an integer of 2 to 256, got {buckets!r}"
-            )
-        self.buckets = int(buckets)
+        self.buckets = expect_integer(
+            "Quantile buckets", buckets, "an integer of 2 to 256", range(2, 257).__contains__
+        )
 
     def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.buckets,)
