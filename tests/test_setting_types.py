@@ -1,6 +1,7 @@
 """Test settings that are numbers of NumPy or fractions: they count as plain numbers."""
 
 import fractions
+import itertools
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from codecs_table import gradient
 from native_and_numpy import both
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.planning.policies import Policy
 
 _INTEGERS = (int, np.int16, np.uint16, np.int32, np.int64, np.uint64)
 _NUMBERS = (float, np.float16, np.float32, np.float64, np.longdouble, fractions.Fraction)
@@ -92,6 +94,37 @@ def test_objects_are_those_of_plain_numbers(table):
         given, expected = drawn(table, random)
         assert repr(given) == repr(expected)
         assert given == expected and hash(given) == hash(expected)
+
+
+class OwnSparsifier(dr.Sparsifier):
+    """A custom stage, which keeps settings as it gets them."""
+
+    def __init__(self, ratio):
+        self.ratio = ratio
+
+    def select(self, accumulated, key, step=0):
+        raise NotImplementedError
+
+
+class OwnCommunicator(dr.Communicator):
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+
+def test_equal_objects_have_equal_hashes():
+    random = np.random.default_rng(2)
+    few = [1, 1.0, np.float32(1), np.int64(1), fractions.Fraction(1), True, 0.5, np.float16(0.5)]
+    groups = [[], [], []]
+    for _ in range(60):
+        codec = dr.Codec(OwnSparsifier(few[random.integers(len(few))]), drawn(INDEX, random)[0])
+        groups[0].append(codec)
+        groups[1].append(Policy("codec", codec, drawn(MEMORIES[:1], random)[0]))
+        groups[1].append(Policy("dense"))
+        groups[2].append(OwnCommunicator(few[random.integers(len(few))]))
+    for objects in groups:
+        equal = [(a, b) for a, b in itertools.combinations(objects, 2) if a == b]
+        assert any(repr(a) != repr(b) for a, b in equal)
+        assert all(hash(a) == hash(b) for a, b in equal)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -109,7 +109,8 @@ class Policy:
         return self.selects and bool(self.memory.state)
 
     def __hash__(self) -> int:
-        return hash(repr(self))  # custom stages may have attributes that are not hashable
+        # custom stages may have attributes that are not hashable, or equal ones of another repr
+        return hash((self.way, self.codec, type(self.memory)))
 
     def __repr__(self) -> str:
         return self.way if self.dense else f"{self.codec!r} with {self.memory!r}"
