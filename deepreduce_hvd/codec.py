@@ -150,7 +150,8 @@ class Codec:
                 tensor. Tensors may also be bfloat16.
             residual: None, or a (d,) float32 array of the same kind as ``gradient`` (on TensorFlow,
                 a ``tf.Variable``). It is added to the gradient before encoding. It is then
-                overwritten in place with the part that the payload does not carry.
+                overwritten in place with the part that the payload does not carry. After an
+                error of a stage, such as of a Bloom filter that is too large, it is undefined.
             step: the training step. It also drives schedules such as the warm-up of TopK.
             seed: the seed of all random choices.
             tensor: a number that identifies the tensor.

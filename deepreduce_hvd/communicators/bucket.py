@@ -96,7 +96,9 @@ class BucketMember:
             and the memory is unchanged.
 
         Raises:
-            InvalidArgumentError: the gradient or the memory has a wrong dtype or shape.
+            InvalidArgumentError: the gradient or the memory has a wrong dtype or shape, or a stage
+                cannot encode, such as a Bloom filter that is too large. After an error of a stage,
+                the memory is undefined.
         """
         if self.held:
             return payload_of_nothing(bucket.codec, self.gradient.size, self.dtype)
