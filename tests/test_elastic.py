@@ -4,12 +4,15 @@ In all cases, the update that waits in them belongs to the point from which trai
 is their sum over all ranks, or their mean if gradients are averaged.
 """
 
+import functools
+
 import numpy as np
 import pytest
 from elastic_ranks import Job, Worker
 from threaded_ranks import Lost, ThreadedTransport, on_all
 
 from deepreduce_hvd.checkpoints.configuration import Configuration
+from deepreduce_hvd.coordination.elastic import save_together
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
 
@@ -112,6 +115,38 @@ def test_a_commit_that_is_complete_on_some_ranks_only(victim, cut_off):
     # the other case warns, and continues from the previous commit
     if agreed == 3 or outcomes[with_copy] is None:
         job.expect_moment(agreed)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("cut_off", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("part", ["copies.0", "copies.0.second"])
+def test_compressors_of_one_state_go_back_to_the_same_commit(victim, cut_off, part):
+    class Second(ThreadedTransport):
+        def alltoall(self, parts, name):
+            return super().alltoall(parts, f"{name}.second")
+
+    jobs = [trained(3, steps_since=1) for _ in range(2)]
+    jobs[0].form({(rank, f"deepreduce.elastic.{part}") for rank in cut_off})
+    pairs = list(zip(jobs[0].workers, jobs[1].workers))
+    for rank, (_, second) in enumerate(pairs):
+        second.transport = Second(jobs[0].group, rank)
+
+    def save(pair):
+        save_together([worker.keeper for worker in pair])
+        for worker in pair:
+            worker.saved_model = worker.model
+
+    outcomes = on_all(jobs[0].group, [functools.partial(save, pair) for pair in pairs])
+    assert any(outcomes)
+    agreed = 4 if outcomes[min({0, 1, 2} - {victim})] is None else 3
+    with_copy = (victim + 1) % 3
+    for job in jobs:
+        job.lose(victim)
+        job.fail()
+        assert {slot.steps for slot in job.workers[0].slots.values()} == {agreed}
+        # the other case warns, and continues from the previous commit
+        if agreed == 3 or outcomes[with_copy] is None:
+            job.expect_moment(agreed)
 
 
 @pytest.mark.parametrize("cut_off", [0, 1, 2])

@@ -18,6 +18,7 @@ class Commit:
         number: number of the commit, from 1.
         state: this rank's own state.
         copy: memory of the previous rank, (n,) float32; None until it has come.
+        adopted: whether what the elastic state saves besides, such as the model, belongs to it.
     """
 
     def __init__(self, number, state):
@@ -26,10 +27,12 @@ class Commit:
         self.rank = state["rank"]
         self.size = state["size"]
         self.copy = None
+        self.adopted = False
 
     @property
     def summary(self):
-        return CommitSummary(self.number, self.rank, self.size, int(self.copy is not None))
+        complete = self.adopted and self.copy is not None
+        return CommitSummary(self.number, self.rank, self.size, int(complete))
 
 
 class CommitSummary(NamedTuple):
@@ -38,7 +41,7 @@ class CommitSummary(NamedTuple):
     number: int  # 0: no commit
     rank: int  # rank of this process at the commit
     size: int  # number of ranks at the commit
-    complete: int  # whether the copy has come, 0 or 1
+    complete: int  # whether the copy has come and the rank can go back to it, 0 or 1
 
 
 class RankStatus:

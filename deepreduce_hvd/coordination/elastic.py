@@ -21,7 +21,7 @@ from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 class MemoryKeeper:
     """Save, restore and hand over one compressor's state.
 
-    All methods but ``restore`` are collective: all ranks call them at once.
+    All methods but ``restore`` and ``adopt`` are collective: all ranks call them at once.
 
     If a rank is lost during a commit, the commit is complete on some ranks only. So the previous
     commit is kept too. All ranks go back to the newest commit that is complete on rank 0, because
@@ -71,13 +71,17 @@ class MemoryKeeper:
 
     # --- called by Horovod's elastic state ---
 
-    def save(self):
-        """Make a commit."""
+    def prepare_commit(self):
+        """Make a commit, to which ``restore`` goes back only after :meth:`adopt`."""
         if self.ranks_have_left:
             self.sync()
             return
         number = self._commits[-1].number + 1 if self._commits else 1
-        self._commit(self._commits[-1:], number)
+        self._commit(self._status().complete, number)
+
+    def adopt(self):
+        """Make the newest commit the one that ``restore`` goes back to. Not collective."""
+        self._commits[-1].adopted = True
 
     def restore(self):
         """Go back to the last commit. Not collective."""
@@ -100,7 +104,8 @@ class MemoryKeeper:
         self._follow_rank_0()
         newest = max((entry.number for status in statuses for entry in status.commits), default=0)
         self._restored = False
-        self._commit([commit for commit in self._commits if commit.number == agreed], newest + 1)
+        self._commit(agreed, newest + 1)
+        self.adopt()
 
     def follow(self):
         """Prepare for a step. If ranks have left, call ``sync``: Horovod does not call it then."""
@@ -191,14 +196,14 @@ class MemoryKeeper:
             slot.loss_scale = None if np.isnan(scale) else scale
 
     def _commit(self, before, number):
-        """Make a commit; it is complete once the copies have come.
+        """Make a commit; it is complete once the copies have come and it is adopted.
 
         Args:
-            before: list of older commits to keep.
+            before: number of the commit to keep until then.
             number: number of the new commit.
         """
         commit = Commit(number, self._adapter.state_dict())
-        self._commits = [*before, commit]
+        self._commits = [*(one for one in self._commits if one.number == before), commit]
         self._steps_since_commit = 0
         commit.copy = memory_transfer.copy_of_previous_rank(self._slots, self._transport)
 
@@ -246,6 +251,21 @@ class MemoryKeeper:
     def _warn(self, text):
         if self._transport.rank == 0:
             warnings.warn(f"deepreduce_hvd: {text}", stacklevel=3)
+
+
+def save_together(keepers):
+    """Make a commit of all compressors of one elastic state. All ranks call this at once.
+
+    A rank may be lost in the part of any compressor. Then none of them has a new commit, so that
+    all go back to the same one. The caller saves the model after this, when nothing can be lost.
+
+    Args:
+        keepers: list of the :class:`MemoryKeeper` of each compressor.
+    """
+    for keeper in keepers:
+        keeper.prepare_commit()
+    for keeper in keepers:
+        keeper.adopt()
 
 
 def expect_keeper(keeper, notification_manager):

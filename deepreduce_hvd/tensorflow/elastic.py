@@ -19,7 +19,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from horovod.tensorflow.keras.elastic import KerasState as HorovodKerasState
 
 from deepreduce_hvd.adapters.base_adapter import BaseAdapter, ClosedAdapter
-from deepreduce_hvd.coordination.elastic import MemoryKeeper
+from deepreduce_hvd.coordination.elastic import MemoryKeeper, save_together
 from deepreduce_hvd.errors import InvalidArgumentError
 
 # For type checkers, the mixin derives from the class that it is combined with at run time.
@@ -53,7 +53,7 @@ class _WithCompressor(_State):
     def save(self) -> None:
         self._raise_failure()
         with _failures():
-            self._keeper.save()
+            save_together([self._keeper])
             super().save()
 
     def restore(self) -> None:

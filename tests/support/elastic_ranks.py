@@ -8,7 +8,7 @@ from threaded_ranks import Group, Lost, ThreadedTransport, on_all
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.checkpoints.configuration import Configuration
 from deepreduce_hvd.coordination import handshake
-from deepreduce_hvd.coordination.elastic import MemoryKeeper
+from deepreduce_hvd.coordination.elastic import MemoryKeeper, save_together
 from deepreduce_hvd.coordination.settings import Setting, step_counters
 
 SIZES = {"a": 3, "b": 1, "dense": None}
@@ -100,7 +100,7 @@ class Worker:
                 slot.residual += random.integers(-9, 10, slot.residual.size)
 
     def save(self):
-        self.keeper.save()
+        save_together([self.keeper])
         self.saved_model = self.model
 
     def restore(self):
