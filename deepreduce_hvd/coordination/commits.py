@@ -30,9 +30,12 @@ class Commit:
         self.adopted = False
 
     @property
+    def complete(self):
+        return self.adopted and self.copy is not None
+
+    @property
     def summary(self):
-        complete = self.adopted and self.copy is not None
-        return CommitSummary(self.number, self.rank, self.size, int(complete))
+        return CommitSummary(self.number, self.rank, self.size, int(self.complete))
 
 
 class CommitSummary(NamedTuple):
@@ -50,7 +53,7 @@ class RankStatus:
     Args:
         fingerprint: fingerprint of the compressor.
         restored: whether the rank went back to its last commit, after a failure.
-        moved: whether the rank made steps since its last commit.
+        moved: whether the rank made steps since its newest complete commit.
         commits: list of the :class:`CommitSummary` of its commits, at most two.
     """
 
@@ -101,13 +104,23 @@ class RankStatus:
         return np.array(numbers, dtype=np.int64)
 
     @property
+    def newest(self):
+        """The number of the newest commit, 0 if there is none."""
+        return max((entry.number for entry in self.commits), default=0)
+
+    @property
     def complete(self):
         """The number of the newest complete commit, 0 if there is none."""
-        return max((entry.number for entry in self.commits if entry.complete), default=0)
+        return newest_complete(self.commits)
 
     def is_at(self, number):
         """Return whether this rank's memory is that of this commit, or will be restored to it."""
         return self.restored or (self.complete == number and not self.moved)
+
+
+def newest_complete(commits):
+    """Return the number of the newest complete commit of a list, 0 if there is none."""
+    return max((commit.number for commit in commits if commit.complete), default=0)
 
 
 def gather_statuses(transport, status):

@@ -34,6 +34,10 @@ else:
 class _WithCompressor(_State):
     """Add the compressor's memories to what a state of Horovod saves, restores and syncs."""
 
+    # Horovod assigns these, without types
+    _saved_model_state: Any
+    _saved_optimizer_state: Any
+
     def __init__(self, *args: Any, compressor: "Compressor", **kwargs: Any) -> None:
         adapter = getattr(compressor, "adapter", None)
         if not isinstance(adapter, (BaseAdapter, ClosedAdapter)):
@@ -64,7 +68,14 @@ class _WithCompressor(_State):
     def sync(self) -> None:
         with _failures():
             self._keeper.sync()
-            super().sync()
+            saved = self._saved_model_state, self._saved_optimizer_state
+            try:
+                super().sync()
+            except Exception:
+                # it saves the model before its last broadcast, and restore would mix two commits
+                self._saved_model_state, self._saved_optimizer_state = saved
+                raise
+            self._keeper.adopt()
 
     def check_host_updates(self) -> None:
         self._raise_failure()

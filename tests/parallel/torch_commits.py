@@ -9,6 +9,7 @@ from unittest import mock
 import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
+from horovod.torch.elastic import state as horovod_state
 from torch_gradients_tools import expect
 from torch_tools import backward, distributed, model
 
@@ -89,3 +90,25 @@ def scenario_a_commit_that_fails_changes_nothing(directory):
             job.expect_commit(f"models first: {models_first}, compressor {number}")
             job.state.sync()
             job.expect_commit("after sync")
+
+
+def scenario_a_sync_that_fails_keeps_the_commit(directory):
+    for at in ("broadcast_parameters", "broadcast_object", "a step"):
+        job = _Trained(models_first=False)
+        lost = _lost_in_call(1, horovod_state.broadcast_parameters)
+        try:
+            if at == "broadcast_object":  # the last one, of ``step``
+                with mock.patch.object(job.state, "_bcast_object", lost):
+                    job.state.sync()
+            elif at == "broadcast_parameters":
+                with mock.patch.object(horovod_state, at, lost):
+                    job.state.sync()
+            else:
+                job.state.sync()
+                job.train_until(14)
+                raise HorovodInternalError("Connection closed by peer")
+        except HorovodInternalError:
+            job.state.restore()
+        job.expect_commit(at)
+        job.state.sync()
+        job.expect_commit(f"{at}, after sync")
