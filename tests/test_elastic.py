@@ -4,12 +4,15 @@ In all cases, the update that waits in them belongs to the point from which trai
 is their sum over all ranks, or their mean if gradients are averaged.
 """
 
+import functools
+
 import numpy as np
 import pytest
 from elastic_ranks import Job, Worker
 from threaded_ranks import Lost, ThreadedTransport, on_all
 
 from deepreduce_hvd.checkpoints.configuration import Configuration
+from deepreduce_hvd.coordination.elastic import save_together
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
 
@@ -70,6 +73,85 @@ def test_ranks_that_join(steps_since):
     job.expect_moment(3 + steps_since)
 
 
+def joined(steps_since):
+    """Return a job of two that a rank has joined after steps without a commit."""
+    job = trained(2)
+    job.workers.append(Worker(7))
+    job.form()
+    job.expect_success("sync")
+    job.step(steps_since)
+    return job
+
+
+@pytest.fixture
+def saved_in_save_only(monkeypatch):
+    monkeypatch.setattr(Worker, "saves_in_sync", False)
+
+
+@pytest.mark.parametrize("sent_to", [(), (0,), (1, 2), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_model_that_is_lost_when_ranks_join(sent_to, victim):
+    """The ranks ``sent_to`` have synchronized the model too, when the failure comes."""
+    job = trained(2)
+    job.workers.append(Worker(7))
+    job.form()
+    assert job.call("sync") == [None] * 3
+    for rank in sent_to:
+        job.workers[rank].synced(5)
+    job.lose(victim)
+    root = min({0, 1, 2} - {victim})
+    job.fail()
+    job.expect_moment(5 if root in sent_to else 3)
+
+
+@pytest.mark.usefixtures("saved_in_save_only")
+@pytest.mark.parametrize("steps_since", [0, 1, 3])
+@pytest.mark.parametrize("victim", [0, 1, 2, None])
+def test_a_failure_after_ranks_have_joined_without_a_commit(steps_since, victim):
+    job = joined(steps_since)
+    if victim is not None:
+        job.lose(victim)
+    job.fail()
+    job.expect_moment(3)
+
+
+@pytest.mark.usefixtures("saved_in_save_only")
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("action", ["step", "save", "sync"])
+def test_ranks_that_leave_after_ranks_have_joined_without_a_commit(action, victim):
+    job = joined(steps_since=2)
+    job.lose(victim)
+    job.form()
+    assert [type(outcome) for outcome in job.call(action)] == [Lost, Lost]
+    job.fail()
+    job.expect_moment(3)
+
+
+@pytest.mark.usefixtures("saved_in_save_only")
+@pytest.mark.parametrize("steps_since", [0, 2])
+def test_ranks_that_join_again_and_again_without_a_commit(steps_since):
+    job = joined(steps_since)
+    job.workers += [Worker(8), Worker(9)]
+    job.form()
+    job.expect_success("sync")
+    job.expect_moment(5 + steps_since)
+
+
+@pytest.mark.usefixtures("saved_in_save_only")
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("cut_off", [(0,), (1, 2), (0, 1, 2)])
+def test_the_first_commit_after_ranks_have_joined(cut_off, victim):
+    job = joined(steps_since=2)
+    job.form({(rank, "deepreduce.elastic.copies.0") for rank in cut_off})
+    outcomes = job.call("save")
+    agreed = 7 if outcomes[min({0, 1, 2} - {victim})] is None else 3
+    job.lose(victim)
+    with_copy = (victim + 1) % 3
+    job.fail()
+    if agreed == 3 or outcomes[with_copy] is None:
+        job.expect_moment(agreed)
+
+
 def test_ranks_that_join_while_others_leave():
     job = trained(3)
     job.lose(2)
@@ -112,6 +194,38 @@ def test_a_commit_that_is_complete_on_some_ranks_only(victim, cut_off):
     # the other case warns, and continues from the previous commit
     if agreed == 3 or outcomes[with_copy] is None:
         job.expect_moment(agreed)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("cut_off", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("part", ["copies.0", "copies.0.second"])
+def test_compressors_of_one_state_go_back_to_the_same_commit(victim, cut_off, part):
+    class Second(ThreadedTransport):
+        def alltoall(self, parts, name):
+            return super().alltoall(parts, f"{name}.second")
+
+    jobs = [trained(3, steps_since=1) for _ in range(2)]
+    jobs[0].form({(rank, f"deepreduce.elastic.{part}") for rank in cut_off})
+    pairs = list(zip(jobs[0].workers, jobs[1].workers))
+    for rank, (_, second) in enumerate(pairs):
+        second.transport = Second(jobs[0].group, rank)
+
+    def save(pair):
+        save_together([worker.keeper for worker in pair])
+        for worker in pair:
+            worker.saved_model = worker.model
+
+    outcomes = on_all(jobs[0].group, [functools.partial(save, pair) for pair in pairs])
+    assert any(outcomes)
+    agreed = 4 if outcomes[min({0, 1, 2} - {victim})] is None else 3
+    with_copy = (victim + 1) % 3
+    for job in jobs:
+        job.lose(victim)
+        job.fail()
+        assert {slot.steps for slot in job.workers[0].slots.values()} == {agreed}
+        # the other case warns, and continues from the previous commit
+        if agreed == 3 or outcomes[with_copy] is None:
+            job.expect_moment(agreed)
 
 
 @pytest.mark.parametrize("cut_off", [0, 1, 2])

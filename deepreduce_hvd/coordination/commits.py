@@ -18,6 +18,7 @@ class Commit:
         number: number of the commit, from 1.
         state: this rank's own state.
         copy: memory of the previous rank, (n,) float32; None until it has come.
+        adopted: whether what the elastic state saves besides, such as the model, belongs to it.
     """
 
     def __init__(self, number, state):
@@ -26,10 +27,15 @@ class Commit:
         self.rank = state["rank"]
         self.size = state["size"]
         self.copy = None
+        self.adopted = False
+
+    @property
+    def complete(self):
+        return self.adopted and self.copy is not None
 
     @property
     def summary(self):
-        return CommitSummary(self.number, self.rank, self.size, int(self.copy is not None))
+        return CommitSummary(self.number, self.rank, self.size, int(self.complete))
 
 
 class CommitSummary(NamedTuple):
@@ -38,7 +44,7 @@ class CommitSummary(NamedTuple):
     number: int  # 0: no commit
     rank: int  # rank of this process at the commit
     size: int  # number of ranks at the commit
-    complete: int  # whether the copy has come, 0 or 1
+    complete: int  # whether the copy has come and the rank can go back to it, 0 or 1
 
 
 class RankStatus:
@@ -47,7 +53,7 @@ class RankStatus:
     Args:
         fingerprint: fingerprint of the compressor.
         restored: whether the rank went back to its last commit, after a failure.
-        moved: whether the rank made steps since its last commit.
+        moved: whether the rank made steps since its newest complete commit.
         commits: list of the :class:`CommitSummary` of its commits, at most two.
     """
 
@@ -98,13 +104,23 @@ class RankStatus:
         return np.array(numbers, dtype=np.int64)
 
     @property
+    def newest(self):
+        """The number of the newest commit, 0 if there is none."""
+        return max((entry.number for entry in self.commits), default=0)
+
+    @property
     def complete(self):
         """The number of the newest complete commit, 0 if there is none."""
-        return max((entry.number for entry in self.commits if entry.complete), default=0)
+        return newest_complete(self.commits)
 
     def is_at(self, number):
         """Return whether this rank's memory is that of this commit, or will be restored to it."""
         return self.restored or (self.complete == number and not self.moved)
+
+
+def newest_complete(commits):
+    """Return the number of the newest complete commit of a list, 0 if there is none."""
+    return max((commit.number for commit in commits if commit.complete), default=0)
 
 
 def gather_statuses(transport, status):

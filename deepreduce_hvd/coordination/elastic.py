@@ -14,14 +14,20 @@ import numpy as np
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.communicators.wire import REDUCTIONS
 from deepreduce_hvd.coordination import handshake, memory_transfer
-from deepreduce_hvd.coordination.commits import Commit, RankStatus, gather_statuses, lost_ranks
+from deepreduce_hvd.coordination.commits import (
+    Commit,
+    RankStatus,
+    gather_statuses,
+    lost_ranks,
+    newest_complete,
+)
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
 
 class MemoryKeeper:
     """Save, restore and hand over one compressor's state.
 
-    All methods but ``restore`` are collective: all ranks call them at once.
+    All methods but ``restore`` and ``adopt`` are collective: all ranks call them at once.
 
     If a rank is lost during a commit, the commit is complete on some ranks only. So the previous
     commit is kept too. All ranks go back to the newest commit that is complete on rank 0, because
@@ -71,36 +77,49 @@ class MemoryKeeper:
 
     # --- called by Horovod's elastic state ---
 
-    def save(self):
-        """Make a commit."""
+    def prepare_commit(self):
+        """Make a commit, to which ``restore`` goes back only after :meth:`adopt`."""
         if self.ranks_have_left:
             self.sync()
             return
         number = self._commits[-1].number + 1 if self._commits else 1
-        self._commit(self._commits[-1:], number)
+        self._commit(newest_complete(self._commits), number)
+
+    def adopt(self):
+        """Make the newest commit the one that ``restore`` goes back to. Not collective."""
+        self._commits[-1].adopted = True
 
     def restore(self):
         """Go back to the last commit. Not collective."""
         self._adapter.abandon()
         self._restored = True
-        self._load(self._status().complete)
+        self._load(newest_complete(self._commits))
 
     def sync(self):
-        """Make all ranks' states consistent after ranks have come or gone, and make a commit."""
+        """Make all ranks' states consistent after ranks have come or gone, and make a commit.
+
+        If ranks made steps since the commit that they have, ``restore`` goes back to the new one
+        only after :meth:`adopt`: until then the saved model is that of the other.
+        """
         self._adapter.close_steps()
         self._adapter.abandon()
         handshake.agree(self._adapter, with_steps=False)  # ``_follow_rank_0`` makes steps equal
         statuses = gather_statuses(self._transport, self._status())
         agreed = statuses[0].complete
-        if agreed:
-            self._return_to(agreed, statuses)
+        old = [status for status in statuses if status.commits]
+        unchanged = all(status.is_at(agreed) for status in old)
+        # memories that no rank restored belong to the last commit, even if it is not complete
+        restored = any(status.restored for status in old)
+        number = agreed if restored else statuses[0].newest
+        if number:
+            self._return_to(number, unchanged, restored, statuses)
         transport = self._transport
         keepers = [self._adapter.keeper_of(rank) for rank in range(transport.size)]
         memory_transfer.hand_over(self._slots, transport, keepers)
         self._follow_rank_0()
-        newest = max((entry.number for status in statuses for entry in status.commits), default=0)
+        newest = max(status.newest for status in statuses)
         self._restored = False
-        self._commit([commit for commit in self._commits if commit.number == agreed], newest + 1)
+        self._commit(agreed, newest + 1, adopted=unchanged)
 
     def follow(self):
         """Prepare for a step. If ranks have left, call ``sync``: Horovod does not call it then."""
@@ -109,25 +128,25 @@ class MemoryKeeper:
         self._steps_since_commit += 1
         # a step needs all ranks, so after one step all ranks have finished the last commit
         if self._steps_since_commit > 1:
-            del self._commits[:-1]
+            complete = newest_complete(self._commits)
+            self._commits = [commit for commit in self._commits if commit.number >= complete]
 
     # --- implementation ---
 
-    def _return_to(self, agreed, statuses):
-        """Bring the memories to the agreed commit, and take over those of lost ranks.
+    def _return_to(self, number, unchanged, restored, statuses):
+        """Bring the memories to a commit, and take over those of lost ranks.
 
         Args:
-            agreed: number of the newest commit that is complete on rank 0.
+            number: number of the commit.
+            unchanged: whether all ranks are at the newest commit that is complete on rank 0.
+            restored: whether some ranks went back to their last commit.
             statuses: the :class:`RankStatus` of every rank, in rank order.
         """
         size, lost = lost_ranks(
-            agreed,
-            [entry for status in statuses for entry in status.commits if entry.number == agreed],
+            number,
+            [entry for status in statuses for entry in status.commits if entry.number == number],
         )
-        old = [status for status in statuses if status.commits]
-        if (lost or any(status.restored for status in old)) and not all(
-            status.is_at(agreed) for status in old
-        ):
+        if (lost or restored) and not unchanged:
             text = (
                 f"ranks {sorted(lost)} left without a commit"
                 if lost
@@ -136,15 +155,15 @@ class MemoryKeeper:
             self._warn(f"{text}: all ranks go back to the last commit")
             raise self._failure(f"deepreduce_hvd: {text}")
         if self._restored:
-            self._load(agreed)
-        self._take_over(agreed, lost, size)
+            self._load(number)
+        self._take_over(number, lost, size)
         memory_transfer.rescale(self._slots, size, self._transport.size)
 
     def _status(self):
         moved = False
         if self._commits:
             saved = self._commits[-1].state["parameters"]
-            moved = any(
+            moved = not self._commits[-1].complete or any(
                 slot.steps != saved[name]["steps"] for name, slot in self._adapter.slots.items()
             )
         summaries = [commit.summary for commit in self._commits]
@@ -190,15 +209,17 @@ class MemoryKeeper:
             slot.reduction = REDUCTIONS[reduction]
             slot.loss_scale = None if np.isnan(scale) else scale
 
-    def _commit(self, before, number):
-        """Make a commit; it is complete once the copies have come.
+    def _commit(self, before, number, adopted=False):
+        """Make a commit; it is complete once the copies have come and it is adopted.
 
         Args:
-            before: list of older commits to keep.
+            before: number of the commit to keep until then.
             number: number of the new commit.
+            adopted: whether it is the same moment of training as that commit.
         """
         commit = Commit(number, self._adapter.state_dict())
-        self._commits = [*before, commit]
+        commit.adopted = adopted
+        self._commits = [*(one for one in self._commits if one.number == before), commit]
         self._steps_since_commit = 0
         commit.copy = memory_transfer.copy_of_previous_rank(self._slots, self._transport)
 
@@ -246,6 +267,21 @@ class MemoryKeeper:
     def _warn(self, text):
         if self._transport.rank == 0:
             warnings.warn(f"deepreduce_hvd: {text}", stacklevel=3)
+
+
+def save_together(keepers):
+    """Make a commit of all compressors of one elastic state. All ranks call this at once.
+
+    A rank may be lost in the part of any compressor. Then none of them has a new commit, so that
+    all go back to the same one. The caller saves the model after this, when nothing can be lost.
+
+    Args:
+        keepers: list of the :class:`MemoryKeeper` of each compressor.
+    """
+    for keeper in keepers:
+        keeper.prepare_commit()
+    for keeper in keepers:
+        keeper.adopt()
 
 
 def expect_keeper(keeper, notification_manager):

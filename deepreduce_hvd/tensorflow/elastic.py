@@ -19,7 +19,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from horovod.tensorflow.keras.elastic import KerasState as HorovodKerasState
 
 from deepreduce_hvd.adapters.base_adapter import BaseAdapter, ClosedAdapter
-from deepreduce_hvd.coordination.elastic import MemoryKeeper
+from deepreduce_hvd.coordination.elastic import MemoryKeeper, save_together
 from deepreduce_hvd.errors import InvalidArgumentError
 
 # For type checkers, the mixin derives from the class that it is combined with at run time.
@@ -33,6 +33,10 @@ else:
 
 class _WithCompressor(_State):
     """Add the compressor's memories to what a state of Horovod saves, restores and syncs."""
+
+    # Horovod assigns these, without types
+    _saved_model_state: Any
+    _saved_optimizer_state: Any
 
     def __init__(self, *args: Any, compressor: "Compressor", **kwargs: Any) -> None:
         adapter = getattr(compressor, "adapter", None)
@@ -53,7 +57,7 @@ class _WithCompressor(_State):
     def save(self) -> None:
         self._raise_failure()
         with _failures():
-            self._keeper.save()
+            save_together([self._keeper])
             super().save()
 
     def restore(self) -> None:
@@ -64,7 +68,14 @@ class _WithCompressor(_State):
     def sync(self) -> None:
         with _failures():
             self._keeper.sync()
-            super().sync()
+            saved = self._saved_model_state, self._saved_optimizer_state
+            try:
+                super().sync()
+            except Exception:
+                # it saves the model before its last broadcast, and restore would mix two commits
+                self._saved_model_state, self._saved_optimizer_state = saved
+                raise
+            self._keeper.adopt()
 
     def check_host_updates(self) -> None:
         self._raise_failure()

@@ -1,4 +1,4 @@
-"""Test several optimizers, hvd.allreduce alone, sparse gradients and costs, with PyTorch.
+"""Test several optimizers, hvd.allreduce alone, sparse gradients, commits and costs, with PyTorch.
 
 All scenarios run on 2 ranks. Those in which timing could change the names of collectives also run
 on 3 ranks.
@@ -9,6 +9,7 @@ from launch import scenario_tests
 reports, test_scenario = scenario_tests(
     "torch_several.py",
     "torch_direct.py",
+    "torch_commits.py",
     on_more_ranks=(
         "names_do_not_depend_on_timing",
         "collectives_of_the_program_after_backward",

@@ -8,7 +8,7 @@ from threaded_ranks import Group, Lost, ThreadedTransport, on_all
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.checkpoints.configuration import Configuration
 from deepreduce_hvd.coordination import handshake
-from deepreduce_hvd.coordination.elastic import MemoryKeeper
+from deepreduce_hvd.coordination.elastic import MemoryKeeper, save_together
 from deepreduce_hvd.coordination.settings import Setting, step_counters
 
 SIZES = {"a": 3, "b": 1, "dense": None}
@@ -54,6 +54,8 @@ class Worker:
     agreed = True
     per_host = 1
     reduction = "sum"
+    #: whether the state saves the model in ``sync``, as on TensorFlow, or only in ``save``
+    saves_in_sync = True
 
     def __init__(self, seed):
         self.random = np.random.default_rng(seed)
@@ -100,8 +102,15 @@ class Worker:
                 slot.residual += random.integers(-9, 10, slot.residual.size)
 
     def save(self):
-        self.keeper.save()
+        save_together([self.keeper])
         self.saved_model = self.model
+
+    def synced(self, model):
+        """Take the model of rank 0, as after ``sync`` of the keeper."""
+        self.model = model
+        if self.saves_in_sync:
+            self.saved_model = model
+            self.keeper.adopt()
 
     def restore(self):
         self.keeper.restore()
@@ -143,8 +152,7 @@ class Job:
         assert self.call(action) == [None] * len(self.workers)
         if action == "sync":
             for worker in self.workers:
-                worker.model = self.workers[0].model
-                worker.saved_model = worker.model
+                worker.synced(self.workers[0].model)
 
     def step(self, count=1):
         for _ in range(count):
