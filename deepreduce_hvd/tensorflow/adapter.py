@@ -22,7 +22,7 @@ from deepreduce_hvd.tensorflow.auto_schedule import AutoSchedule, lasting_layout
 from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
 from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
-from deepreduce_hvd.tensorflow.graph import is_elastic, refuse_xla
+from deepreduce_hvd.tensorflow.graph import is_elastic, is_exported, refuse_xla
 from deepreduce_hvd.tensorflow.groups import GradientGroup, Pending
 from deepreduce_hvd.tensorflow.host import HostPath
 from deepreduce_hvd.tensorflow.ops import DTYPES
@@ -198,6 +198,8 @@ class Adapter(BaseAdapter):
                 f"compress: expected a gradient of {', '.join(dtype.name for dtype in DTYPES)}, got"
                 f" {tensor.dtype.name}"
             )
+        if is_exported():  # nobody trains with such a graph, whose variables are placeholders
+            return tensor, None
         refuse_xla()
         self._expect_keeper()
         agreed = self.require_agreement()
@@ -286,6 +288,8 @@ class Adapter(BaseAdapter):
     @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor, pending):
         """Return the reduced gradient, as :meth:`Compressor.decompress`."""
+        if pending is None:
+            return tensor
         undecided = isinstance(pending, Undecided)
         result = pending.result(tensor) if undecided else self._result(tensor, pending)
         return self.void_steps.look_at(pending.slot, result)
@@ -301,7 +305,7 @@ class Adapter(BaseAdapter):
             if group.exchange is not None:
                 total = group.exchange.sum_of(pending.member, scale)
                 return tf.ensure_shape(
-                    tf.cast(tf.reshape(total, self._shape_of(pending)), pending.dtype), slot.shape
+                    tf.cast(tf.reshape(total, pending.shape), pending.dtype), slot.shape
                 )
             if group.gathered is None:
                 with tf.control_dependencies([scale]):  # then all ranks take part
@@ -316,17 +320,9 @@ class Adapter(BaseAdapter):
         else:
             group.gathered = self.collectives.gather_messages(group.message, name)
 
-    @staticmethod
-    def _shape_of(pending):
-        return (
-            [int(size) for size in pending.shape]
-            if isinstance(pending.shape, tf.TensorShape)
-            else pending.shape
-        )
-
     def _decode(self, slot, group, pending, scale):
         arguments = (
-            slot, group, pending.gradient, pending.member, self._shape_of(pending), scale,
+            slot, group, pending.gradient, pending.member, pending.shape, scale,
             self.collectives.size,
         )  # fmt: skip
         if slot.home is not None:

@@ -13,6 +13,7 @@ from deepreduce_hvd import backends, container, errors, numpy_backend as neutral
 from deepreduce_hvd.arrays import expect_finite
 from deepreduce_hvd.native import core as _native
 from deepreduce_hvd.stages.base import Memory
+from deepreduce_hvd.tensorflow.graph import is_exported
 
 if TYPE_CHECKING:
     from deepreduce_hvd.codec import Codec
@@ -109,8 +110,8 @@ def allreduce_gradients(
     adapter = compression.adapter
 
     def reduce(gradient: Any, variable: Any) -> Any:
-        if gradient is None:
-            return None
+        if gradient is None or is_exported():
+            return gradient
         if isinstance(gradient, tf.IndexedSlices):
             return adapter.allreduce_slices(gradient, variable, op)
         return hvd.allreduce(
