@@ -213,6 +213,8 @@ class Adapter(BaseAdapter):
 
     def _begin(self, slot, tensor, variable):
         """Build what Horovod reduces for a gradient: the gradient itself, or a probe."""
+        if variable is not None and not self._is_like_all_of_its_shape(slot):
+            tensor = expect_variable(tensor, slot, variable)
         begun = self.void_steps.begin(slot, tensor)
         self.note_reduction(slot, current_reduction(self.transport.size))
         if slot.dense and slot.choice is None:
@@ -226,8 +228,6 @@ class Adapter(BaseAdapter):
                 reduced = tf.cast(tensor, sent_dtype(tensor.dtype, slot.policy.way))
                 return reduced, Pending(slot, tensor, None, 0)
         self._warn_of_momentum()
-        if variable is not None:
-            tensor = expect_variable(tensor, slot, variable)
         if self.auto is not None and slot.choice is not None:
             return self.auto.begin(slot, tensor, begun)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
@@ -254,6 +254,17 @@ class Adapter(BaseAdapter):
                 payload = self._encode(slot, tensor, step)
         group.payloads.append(payload)
         return probe, Pending(slot, tensor, group, len(group.payloads) - 1, step)
+
+    def _is_like_all_of_its_shape(self, slot):
+        """Return whether gradients of its shape are all sent uncompressed, in the same way.
+
+        A graph that was traced for one of them is then right for all.
+        """
+        return all(
+            one.dense and one.choice is None and one.policy.way == slot.policy.way
+            for one in self.slots.values()
+            if one.elements == slot.elements and one.shape == slot.shape
+        )
 
     def note_reduction(self, slot, reduction):
         """Note that the gradients of a slot are exchanged; one process alone exchanges nothing.
