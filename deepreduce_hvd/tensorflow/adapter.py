@@ -28,7 +28,7 @@ from deepreduce_hvd.tensorflow.host import HostPath
 from deepreduce_hvd.tensorflow.ops import DTYPES
 from deepreduce_hvd.tensorflow.prepare import momentum_warning
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
-from deepreduce_hvd.tensorflow.slices import reduce_slices
+from deepreduce_hvd.tensorflow.slices import reduce_gradient
 from deepreduce_hvd.tensorflow.slot import Identity, Slot, reduced_dtype, sent_dtype
 from deepreduce_hvd.tensorflow.variables import (
     Variables,
@@ -340,15 +340,9 @@ class Adapter(BaseAdapter):
             return self.device_path.decode(*arguments, self.numbers[slot.policy])
         return self.host_path.decode(*arguments)
 
-    def allreduce_slices(self, slices, variable, op):
-        """Return the reduced gradient of an embedding, as tf.IndexedSlices.
-
-        Args:
-            slices: the gradient, tf.IndexedSlices.
-            variable: its variable.
-            op: hvd.Average or hvd.Sum.
-        """
-        return reduce_slices(self, slices, variable, op)
+    def allreduce(self, gradient, variable, op):
+        """Return the reduced gradient of a variable, see :func:`allreduce_gradients`."""
+        return reduce_gradient(self, gradient, variable, op)
 
     # --- end of a step, and elastic training ---
 
