@@ -45,13 +45,17 @@ class OwnStep(tf.keras.Sequential):
 
 def fit(network, optimizer, compressor, name=None):
     """Train for four steps, and return the warnings of the package."""
+    optimizer = hvd_keras.DistributedOptimizer(optimizer, name, compression=compressor)
+    return fit_as_it_is(network, optimizer)
+
+
+def fit_as_it_is(network, optimizer):
+    """Do the same without Horovod's optimizer around this one."""
     random = np.random.default_rng(hvd.rank())
     inputs = random.standard_normal([64, 48]).astype(np.float32)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        network.compile(
-            hvd_keras.DistributedOptimizer(optimizer, name, compression=compressor), loss="mse"
-        )
+        network.compile(optimizer, loss="mse")
         network.fit(inputs, inputs[:, :40], batch_size=16, shuffle=False, verbose=0)
     texts = [str(one.message) for one in said]
     return [text for text in texts if text.startswith("deepreduce_hvd: ")]
@@ -186,6 +190,75 @@ def scenario_slices_that_horovod_gathers_are_stepped_with_momentum(directory):
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
     np.testing.assert_allclose(momentum, expected_momentum, rtol=1e-6)
     assert np.abs(trained(True, True)[0] - expected).max() > 1e-3
+
+
+def scenario_local_variables_are_stepped_with_momentum(directory):
+    """Horovod does not reduce their gradients, so a prepared optimizer changes nothing for them."""
+
+    def trained(prepare, partial):
+        tf.keras.backend.clear_session()
+        tf.keras.utils.set_random_seed(3)
+        shared, local = (tf.keras.layers.Dense(40, use_bias=False) for _ in range(2))
+        inputs = tf.keras.layers.Input((48,))
+        network = tf.keras.Model(inputs, [shared(inputs), local(inputs)])
+        compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=network.trainable_variables)
+        optimizer = tf.keras.optimizers.SGD(0.01, momentum=0.5)
+        optimizer = dr.prepare(optimizer, compressor) if prepare else optimizer
+        if not partial:
+            optimizer = hvd_keras.DistributedOptimizer(optimizer, compression=compressor)
+            optimizer.register_local_var(local.kernel)
+
+        @tf.function
+        def step(images):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_mean(part**2) for part in network(images)])
+            variables = network.trainable_variables
+            if not partial:
+                optimizer.minimize(loss, variables, tape=tape)
+                return
+            tape = hvd.PartialDistributedGradientTape(
+                tape, compression=compressor, local_layers=[local]
+            )
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+
+        images = np.random.default_rng(hvd.rank()).standard_normal([16, 48]).astype(np.float32)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                step(tf.constant(images))
+        assert not [one for one in said if "did not reach the compressor" in str(one.message)]
+        return shared.kernel.numpy(), local.kernel.numpy()
+
+    for partial in (False, True):
+        (shared, local), (other, expected) = (
+            trained(prepare, partial) for prepare in (True, False)
+        )
+        np.testing.assert_allclose(local, expected, rtol=1e-6)
+        assert np.abs(shared - other).max() > 1e-4
+
+
+def scenario_a_prepared_optimizer_without_compression_is_warned_of(directory):
+    """Its gradients are complete, so its steps are those of the optimizer as it was configured."""
+
+    def trained(prepare, tape):
+        network, compressor = made(OwnStep if tape else tf.keras.Sequential)
+        network.tape_of = hvd.DistributedGradientTape
+        optimizer = tf.keras.optimizers.SGD(0.01, momentum=0.5)
+        optimizer = dr.prepare(optimizer, compressor) if prepare else optimizer
+        said = []
+        for _ in range(2):
+            if tape:
+                said += fit_as_it_is(network, optimizer)
+            else:
+                said += fit(network, optimizer, hvd.Compression.none)
+        return network.get_weights()[0], said
+
+    for tape in (False, True):
+        weights, (said,) = trained(True, tape)
+        assert "SGD updates variables whose gradients did not reach the compressor" in said, said
+        expected, said = trained(False, tape)
+        assert not said
+        np.testing.assert_allclose(weights, expected, rtol=1e-6)
 
 
 def scenario_one_rank_saves_a_model(directory):
