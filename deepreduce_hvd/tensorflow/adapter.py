@@ -33,6 +33,7 @@ from deepreduce_hvd.tensorflow.slot import Identity, Slot, reduced_dtype, sent_d
 from deepreduce_hvd.tensorflow.variables import (
     Variables,
     View,
+    begins_call,
     current_reduction,
     expect_variable,
     reduces_several,
@@ -213,6 +214,8 @@ class Adapter(BaseAdapter):
 
     def _begin(self, slot, tensor, variable):
         """Build what Horovod reduces for a gradient: the gradient itself, or a probe."""
+        if tf.executing_eagerly() and begins_call(tensor):
+            self._groups = {}  # what is in them is of calls that failed
         if variable is not None and not self._is_like_all_of_its_shape(slot):
             tensor = expect_variable(tensor, slot, variable)
         begun = self.void_steps.begin(slot, tensor)
