@@ -29,7 +29,8 @@ def prepare(optimizer: Any, compression: Any) -> Any:
     Parameters that the compressor does not compress are updated as before. A parameter that only a
     plan sends uncompressed counts as compressed, except on TensorFlow with a plan that is given.
     Sparse gradients that Horovod itself gathers are applied as before: on PyTorch those of
-    ``sparse=True`` without ``sparse_as_dense=True``, on TensorFlow ``tf.IndexedSlices``.
+    ``sparse=True`` without ``sparse_as_dense=True``, on TensorFlow ``tf.IndexedSlices``. So are
+    gradients of TensorFlow that Horovod does not reduce, as after ``register_local_var``.
 
     A job of one process compresses nothing, but a prepared optimizer makes the same steps there as
     in a larger job.

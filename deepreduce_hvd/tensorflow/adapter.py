@@ -22,17 +22,18 @@ from deepreduce_hvd.tensorflow.auto_schedule import AutoSchedule, lasting_layout
 from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
 from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
-from deepreduce_hvd.tensorflow.graph import is_elastic, refuse_xla
+from deepreduce_hvd.tensorflow.graph import is_elastic, is_exported, refuse_xla
 from deepreduce_hvd.tensorflow.groups import GradientGroup, Pending
 from deepreduce_hvd.tensorflow.host import HostPath
 from deepreduce_hvd.tensorflow.ops import DTYPES
 from deepreduce_hvd.tensorflow.prepare import momentum_warning
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
-from deepreduce_hvd.tensorflow.slices import reduce_slices
+from deepreduce_hvd.tensorflow.slices import reduce_gradient
 from deepreduce_hvd.tensorflow.slot import Identity, Slot, reduced_dtype, sent_dtype
 from deepreduce_hvd.tensorflow.variables import (
     Variables,
     View,
+    begins_call,
     current_reduction,
     expect_variable,
     reduces_several,
@@ -198,6 +199,8 @@ class Adapter(BaseAdapter):
                 f"compress: expected a gradient of {', '.join(dtype.name for dtype in DTYPES)}, got"
                 f" {tensor.dtype.name}"
             )
+        if is_exported():  # nobody trains with such a graph, whose variables are placeholders
+            return tensor, None
         refuse_xla()
         self._expect_keeper()
         agreed = self.require_agreement()
@@ -211,6 +214,10 @@ class Adapter(BaseAdapter):
 
     def _begin(self, slot, tensor, variable):
         """Build what Horovod reduces for a gradient: the gradient itself, or a probe."""
+        if tf.executing_eagerly() and begins_call(tensor):
+            self._groups = {}  # what is in them is of calls that failed
+        if variable is not None and not self._is_like_all_of_its_shape(slot):
+            tensor = expect_variable(tensor, slot, variable)
         begun = self.void_steps.begin(slot, tensor)
         self.note_reduction(slot, current_reduction(self.transport.size))
         if slot.dense and slot.choice is None:
@@ -224,8 +231,6 @@ class Adapter(BaseAdapter):
                 reduced = tf.cast(tensor, sent_dtype(tensor.dtype, slot.policy.way))
                 return reduced, Pending(slot, tensor, None, 0)
         self._warn_of_momentum()
-        if variable is not None:
-            tensor = expect_variable(tensor, slot, variable)
         if self.auto is not None and slot.choice is not None:
             return self.auto.begin(slot, tensor, begun)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
@@ -252,6 +257,17 @@ class Adapter(BaseAdapter):
                 payload = self._encode(slot, tensor, step)
         group.payloads.append(payload)
         return probe, Pending(slot, tensor, group, len(group.payloads) - 1, step)
+
+    def _is_like_all_of_its_shape(self, slot):
+        """Return whether gradients of its shape are all sent uncompressed, in the same way.
+
+        A graph that was traced for one of them is then right for all.
+        """
+        return all(
+            one.dense and one.choice is None and one.policy.way == slot.policy.way
+            for one in self.slots.values()
+            if one.elements == slot.elements and one.shape == slot.shape
+        )
 
     def note_reduction(self, slot, reduction):
         """Note that the gradients of a slot are exchanged; one process alone exchanges nothing.
@@ -286,6 +302,8 @@ class Adapter(BaseAdapter):
     @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor, pending):
         """Return the reduced gradient, as :meth:`Compressor.decompress`."""
+        if pending is None:
+            return tensor
         undecided = isinstance(pending, Undecided)
         result = pending.result(tensor) if undecided else self._result(tensor, pending)
         return self.void_steps.look_at(pending.slot, result)
@@ -301,7 +319,7 @@ class Adapter(BaseAdapter):
             if group.exchange is not None:
                 total = group.exchange.sum_of(pending.member, scale)
                 return tf.ensure_shape(
-                    tf.cast(tf.reshape(total, self._shape_of(pending)), pending.dtype), slot.shape
+                    tf.cast(tf.reshape(total, pending.shape), pending.dtype), slot.shape
                 )
             if group.gathered is None:
                 with tf.control_dependencies([scale]):  # then all ranks take part
@@ -316,32 +334,18 @@ class Adapter(BaseAdapter):
         else:
             group.gathered = self.collectives.gather_messages(group.message, name)
 
-    @staticmethod
-    def _shape_of(pending):
-        return (
-            [int(size) for size in pending.shape]
-            if isinstance(pending.shape, tf.TensorShape)
-            else pending.shape
-        )
-
     def _decode(self, slot, group, pending, scale):
         arguments = (
-            slot, group, pending.gradient, pending.member, self._shape_of(pending), scale,
+            slot, group, pending.gradient, pending.member, pending.shape, scale,
             self.collectives.size,
         )  # fmt: skip
         if slot.home is not None:
             return self.device_path.decode(*arguments, self.numbers[slot.policy])
         return self.host_path.decode(*arguments)
 
-    def allreduce_slices(self, slices, variable, op):
-        """Return the reduced gradient of an embedding, as tf.IndexedSlices.
-
-        Args:
-            slices: the gradient, tf.IndexedSlices.
-            variable: its variable.
-            op: hvd.Average or hvd.Sum.
-        """
-        return reduce_slices(self, slices, variable, op)
+    def allreduce(self, gradient, variable, op):
+        """Return the reduced gradient of a variable, see :func:`allreduce_gradients`."""
+        return reduce_gradient(self, gradient, variable, op)
 
     # --- end of a step, and elastic training ---
 

@@ -4,6 +4,7 @@ import os
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
+from tensorflow.python.saved_model import save_context
 
 from deepreduce_hvd.errors import InvalidArgumentError
 
@@ -11,6 +12,11 @@ from deepreduce_hvd.errors import InvalidArgumentError
 def is_elastic():
     """Return whether the set of ranks may change after a graph is traced."""
     return bool(int(os.environ.get("HOROVOD_ELASTIC", "0")))
+
+
+def is_exported():
+    """Return whether a function is traced for a SavedModel, which one rank may save alone."""
+    return save_context.in_save_context()
 
 
 def rank_of_job():

@@ -98,7 +98,9 @@ class Pending:
         self.gradient = tensor
         self.dtype = tensor.dtype
         self.shape = (
-            tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor, out_type=tf.int64)
+            tensor.shape.as_list()
+            if tensor.shape.is_fully_defined()
+            else tf.shape(tensor, out_type=tf.int64)
         )
         self.group = group
         self.member = member

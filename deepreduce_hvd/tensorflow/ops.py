@@ -81,7 +81,7 @@ def allreduce_gradients(
 ) -> list[Any]:
     """Reduce gradients over all ranks, with tf.IndexedSlices of embeddings compressed as slices.
 
-    Horovod itself would send slices uncompressed.
+    Horovod itself would send slices uncompressed. A job of one process compresses nothing.
 
     >>> # gradients = tape.gradient(loss, variables)      # of a plain tf.GradientTape
     >>> # reduce = deepreduce_hvd.tensorflow.allreduce_gradients
@@ -103,26 +103,10 @@ def allreduce_gradients(
         InvalidArgumentError: a variable that the compressor was not given; or slices with a codec,
             memory or communicator that does not support them.
     """
-    import horovod.tensorflow as hvd
-
-    op = hvd.Average if op is None else op
     adapter = compression.adapter
-
-    def reduce(gradient: Any, variable: Any) -> Any:
-        if gradient is None:
-            return None
-        if isinstance(gradient, tf.IndexedSlices):
-            return adapter.allreduce_slices(gradient, variable, op)
-        return hvd.allreduce(
-            gradient,
-            op=op,
-            compression=adapter.bound_to([variable]),
-            process_set=adapter.process_set,
-        )
-
     with adapter.void_steps.reduce_together():
         return [
-            reduce(gradient, variable)
+            adapter.allreduce(gradient, variable, op)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
 

@@ -1,6 +1,8 @@
 """Prepare a Keras optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
 
 import sys
+import warnings
+import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
@@ -8,6 +10,7 @@ import tensorflow as tf
 from deepreduce_hvd.coordination.watch import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.preparation import Preparation, momentum_of_memory, undo, warning
+from deepreduce_hvd.tensorflow.graph import is_exported
 
 #: optimizer -> the attribute that has its momentum, or None if its update has no momentum
 _KNOWN = {
@@ -46,6 +49,8 @@ class _Prepared(_Optimizer):
     adapter: Any
     # not an attribute of instances: Keras saves what these have
     _factors: ClassVar[dict[int, float]] = {}
+    #: adapters of the compressors that a warning was about
+    _unused: ClassVar[weakref.WeakSet] = weakref.WeakSet()
 
     @property
     def learning_rate(self):
@@ -64,9 +69,7 @@ class _Prepared(_Optimizer):
             self._expect_exchange(slot)
             # Horovod keeps its graphs, so a second optimizer is not seen when it reduces
             self.adapter.void_steps.expect_scale(slot)
-        # Horovod gathers slices in full if the compressor does not take them
-        complete = isinstance(gradient, tf.IndexedSlices) and slot is not None and not slot.reduced
-        if complete or not self.preparation.compresses(variable):
+        if not self.preparation.compresses(variable) or self._is_complete(gradient, slot):
             return super().update_step(gradient, variable, *learning_rate)
         setting = getattr(self, self.momentum_name)
         momentum = momentum_of(self)
@@ -85,6 +88,40 @@ class _Prepared(_Optimizer):
         finally:
             setattr(self, self.momentum_name, setting)
             self._factors.pop(id(self), None)
+
+    def _is_complete(self, gradient, slot):
+        """Return whether nothing of a gradient is delayed, as it did not pass the compressor.
+
+        The variable is local to this rank, or Horovod itself gathered slices. One process alone,
+        where no gradient passes, makes the same steps as several.
+        """
+        if slot.reduced:
+            return False
+        if isinstance(gradient, tf.IndexedSlices):
+            return True
+        if self.adapter.sends_nothing(slot):
+            return False
+        self._warn_of_missing_compression()
+        return True
+
+    def _warn_of_missing_compression(self):
+        """Warn once if no gradient at all has passed the compressor."""
+        adapter = self.adapter
+        if (
+            adapter in self._unused
+            or is_exported()
+            or not adapter.transport.includes_this_rank
+            or not adapter.slots  # after ``close``
+            or any(slot.reduced for slot in adapter.slots.values())
+        ):
+            return
+        self._unused.add(adapter)
+        warnings.warn(
+            f"deepreduce_hvd: {_kind(self)} updates variables whose gradients did not reach the"
+            " compressor that it is prepared for: give hvd.DistributedOptimizer or"
+            " hvd.DistributedGradientTape compression=compressor",
+            stacklevel=4,
+        )
 
     def _expect_exchange(self, slot):
         """Raise InvalidArgumentError if Horovod's optimizer has never reduced gradients.

@@ -1,4 +1,7 @@
-"""Gradients of embeddings as slices: their rows are compressed without a dense copy."""
+"""Reduce gradients that are given with their variables.
+
+Gradients of embeddings may be slices: their rows are compressed without a dense copy.
+"""
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -7,33 +10,55 @@ from deepreduce_hvd.communicators import Allgather
 from deepreduce_hvd.communicators.wire import AVERAGE, SUM
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.stages.memories import NoMemory, Residual
-from deepreduce_hvd.tensorflow.graph import position_of, refuse_xla
+from deepreduce_hvd.tensorflow.graph import is_exported, position_of, refuse_xla
 from deepreduce_hvd.tensorflow.ops import checked, operators
 from deepreduce_hvd.tensorflow.slot import reduced_dtype
 
 
-def reduce_slices(adapter, slices, variable, op):
-    """Return the reduced gradient of an embedding, as tf.IndexedSlices.
+def reduce_gradient(adapter, gradient, variable, op):
+    """Return the reduced gradient of a variable.
 
     Args:
         adapter: the :class:`~deepreduce_hvd.tensorflow.adapter.Adapter`.
-        slices: the gradient, tf.IndexedSlices.
+        gradient: the gradient, a tensor, tf.IndexedSlices or None.
         variable: its variable.
-        op: hvd.Average or hvd.Sum.
+        op: hvd.Average, hvd.Sum, or None for hvd.Average.
     """
+    if gradient is None or is_exported():
+        return gradient
+    op = hvd.Average if op is None else op
     slot = adapter.slot_of(variable, "allreduce_gradients")
+    if isinstance(gradient, tf.IndexedSlices):
+        return _reduce_slices(adapter, gradient, slot, variable, op)
+    return _reduce_tensor(adapter, gradient, slot, variable, op)
+
+
+def _reduce_tensor(adapter, tensor, slot, variable, op):
+    if adapter.sends_nothing(slot):
+        return tensor
+    return hvd.allreduce(
+        tensor, op=op, compression=adapter.bound_to([variable]), process_set=adapter.process_set
+    )
+
+
+def _added_up(slices, slot):
+    """Return slices with distinct ascending rows, as other ranks would get them."""
+    indices = tf.cast(slices.indices, tf.int64)
+    rows = tf.sort(tf.unique(indices).y)
+    values = tf.math.unsorted_segment_sum(
+        slices.values, tf.searchsorted(rows, indices), tf.size(rows)
+    )
+    return tf.IndexedSlices(values, rows, tf.constant(slot.shape.as_list(), tf.int64))
+
+
+def _reduce_slices(adapter, slices, slot, variable, op):
     if slot.choice is not None:
         raise InvalidArgumentError(
             f"parameter {slot.label}: expected a dense gradient with schedule='auto', whose plans"
             " are for dense gradients, got slices; use sparse_as_dense=True or another schedule"
         )
     if slot.dense:
-        return hvd.allreduce(
-            tf.convert_to_tensor(slices),
-            op=op,
-            compression=adapter.bound_to([variable]),
-            process_set=adapter.process_set,
-        )
+        return _reduce_tensor(adapter, tf.convert_to_tensor(slices), slot, variable, op)
     if not isinstance(adapter.compressor.communicator, Allgather):
         raise InvalidArgumentError(
             f"parameter {slot.label}: expected Allgather for slices, got"
@@ -47,6 +72,8 @@ def reduce_slices(adapter, slices, variable, op):
             f" slices, got {codec!r} and {memory!r}; with sparse_as_dense=True all codecs and"
             " memories work"
         )
+    if adapter.sends_nothing(slot):
+        return _added_up(slices, slot)
     refuse_xla()
     agreed = adapter.require_agreement()
     if slot.home is not None:

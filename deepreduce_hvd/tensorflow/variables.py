@@ -238,6 +238,16 @@ def reduces_several():
     return len(frame.f_locals["tensors"]) > 1
 
 
+def begins_call(tensor):
+    """Return whether a gradient is the first that Horovod's current call reduces."""
+    frame = _calling_frame()
+    if frame is None or frame.f_code.co_name not in _GROUPED:
+        return frame is not None
+    # Horovod gathers slices without the compressor
+    dense = (one for one in frame.f_locals["tensors"] if not isinstance(one, tf.IndexedSlices))
+    return next(dense) is tensor
+
+
 def _names(code, name):
     return name in code.co_varnames or name in code.co_cellvars or name in code.co_freevars
 

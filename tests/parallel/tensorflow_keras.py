@@ -12,8 +12,10 @@ import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
+from tensorflow_tools import assert_equal_everywhere
 
 import deepreduce_hvd as dr
+import deepreduce_hvd.tensorflow
 
 
 def made(kind=tf.keras.Sequential, **options):
@@ -43,13 +45,17 @@ class OwnStep(tf.keras.Sequential):
 
 def fit(network, optimizer, compressor, name=None):
     """Train for four steps, and return the warnings of the package."""
+    optimizer = hvd_keras.DistributedOptimizer(optimizer, name, compression=compressor)
+    return fit_as_it_is(network, optimizer)
+
+
+def fit_as_it_is(network, optimizer):
+    """Do the same without Horovod's optimizer around this one."""
     random = np.random.default_rng(hvd.rank())
     inputs = random.standard_normal([64, 48]).astype(np.float32)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        network.compile(
-            hvd_keras.DistributedOptimizer(optimizer, name, compression=compressor), loss="mse"
-        )
+        network.compile(optimizer, loss="mse")
         network.fit(inputs, inputs[:, :40], batch_size=16, shuffle=False, verbose=0)
     texts = [str(one.message) for one in said]
     return [text for text in texts if text.startswith("deepreduce_hvd: ")]
@@ -184,3 +190,119 @@ def scenario_slices_that_horovod_gathers_are_stepped_with_momentum(directory):
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
     np.testing.assert_allclose(momentum, expected_momentum, rtol=1e-6)
     assert np.abs(trained(True, True)[0] - expected).max() > 1e-3
+
+
+def scenario_local_variables_are_stepped_with_momentum(directory):
+    """Horovod does not reduce their gradients, so a prepared optimizer changes nothing for them."""
+
+    def trained(prepare, partial):
+        tf.keras.backend.clear_session()
+        tf.keras.utils.set_random_seed(3)
+        shared, local = (tf.keras.layers.Dense(40, use_bias=False) for _ in range(2))
+        inputs = tf.keras.layers.Input((48,))
+        network = tf.keras.Model(inputs, [shared(inputs), local(inputs)])
+        compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=network.trainable_variables)
+        optimizer = tf.keras.optimizers.SGD(0.01, momentum=0.5)
+        optimizer = dr.prepare(optimizer, compressor) if prepare else optimizer
+        if not partial:
+            optimizer = hvd_keras.DistributedOptimizer(optimizer, compression=compressor)
+            optimizer.register_local_var(local.kernel)
+
+        @tf.function
+        def step(images):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_mean(part**2) for part in network(images)])
+            variables = network.trainable_variables
+            if not partial:
+                optimizer.minimize(loss, variables, tape=tape)
+                return
+            tape = hvd.PartialDistributedGradientTape(
+                tape, compression=compressor, local_layers=[local]
+            )
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+
+        images = np.random.default_rng(hvd.rank()).standard_normal([16, 48]).astype(np.float32)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                step(tf.constant(images))
+        assert not [one for one in said if "did not reach the compressor" in str(one.message)]
+        return shared.kernel.numpy(), local.kernel.numpy()
+
+    for partial in (False, True):
+        (shared, local), (other, expected) = (
+            trained(prepare, partial) for prepare in (True, False)
+        )
+        np.testing.assert_allclose(local, expected, rtol=1e-6)
+        assert np.abs(shared - other).max() > 1e-4
+
+
+def scenario_a_prepared_optimizer_without_compression_is_warned_of(directory):
+    """Its gradients are complete, so its steps are those of the optimizer as it was configured."""
+
+    def trained(prepare, tape):
+        network, compressor = made(OwnStep if tape else tf.keras.Sequential)
+        network.tape_of = hvd.DistributedGradientTape
+        optimizer = tf.keras.optimizers.SGD(0.01, momentum=0.5)
+        optimizer = dr.prepare(optimizer, compressor) if prepare else optimizer
+        said = []
+        for _ in range(2):
+            if tape:
+                said += fit_as_it_is(network, optimizer)
+            else:
+                said += fit(network, optimizer, hvd.Compression.none)
+        return network.get_weights()[0], said
+
+    for tape in (False, True):
+        weights, (said,) = trained(True, tape)
+        assert "SGD updates variables whose gradients did not reach the compressor" in said, said
+        expected, said = trained(False, tape)
+        assert not said
+        np.testing.assert_allclose(weights, expected, rtol=1e-6)
+
+
+def scenario_one_rank_saves_a_model(directory):
+    """It saves the optimizer too, as without compression, and all ranks continue to train."""
+    network, compressor = made()
+    optimizer = dr.prepare(tf.keras.optimizers.SGD(0.01, momentum=0.9), compressor)
+    fit(network, optimizer, compressor)
+    callbacks = []
+    if hvd.rank() == 0:
+        network.save(f"{directory}/saved")
+        loaded = tf.keras.models.load_model(f"{directory}/saved")
+        np.testing.assert_array_equal(loaded.get_weights()[0], network.get_weights()[0])
+        assert float(loaded.optimizer.momentum) == np.float32(0.9)
+        callbacks.append(tf.keras.callbacks.ModelCheckpoint(f"{directory}/checkpoint"))
+    inputs = np.random.default_rng(hvd.rank()).standard_normal([32, 48]).astype(np.float32)
+    network.fit(inputs, inputs[:, :40], batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
+    assert compressor.stats()["dense/kernel:0"]["steps"] == 8
+    assert_equal_everywhere(network.variables, "after saving")
+
+
+def scenario_one_rank_saves_a_function_that_reduces(directory):
+    """It saves before the first step: nothing waits for the other ranks, and nothing counts."""
+
+    class Training(tf.Module):
+        def __init__(self):
+            self.tables = [tf.Variable(tf.ones([64, 16]), name=f"table{n}") for n in range(2)]
+            self.compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=self.tables)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, name="rows")])
+        def gradients(self, rows):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(self.tables[0]) + tf.reduce_sum(
+                    tf.gather(self.tables[1], rows)
+                )
+            found = tape.gradient(loss, self.tables)
+            reduced = dr.tensorflow.allreduce_gradients(found, self.tables, self.compressor)
+            return [tf.convert_to_tensor(one) for one in reduced]
+
+    training = Training()
+    if hvd.rank() == 0:
+        tf.saved_model.save(training, f"{directory}/training")
+        adapter = training.compressor.adapter
+        assert not adapter.agreed
+        assert not any(slot.reduced for slot in adapter.slots.values())
+    reduced = training.gradients(tf.constant([1, 2], tf.int64))
+    assert [int(tf.math.count_nonzero(one)) for one in reduced] == [102, 32], reduced
+    assert [row["steps"] for row in training.compressor.stats().values()] == [1, 1]

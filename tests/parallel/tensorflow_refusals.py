@@ -97,6 +97,35 @@ def scenario_adasum(directory):
             hvd.allreduce(gradient, compression=compressor, op=hvd.Adasum)
 
 
+def scenario_the_message_after_a_failed_call(directory):
+    """It has nothing of the gradient of an eager call that Horovod refused."""
+    named = model()
+    compressor = compressor_of(named)
+    first, _, second, _ = local_gradients(named, batch(0))
+    collectives, lengths = compressor.adapter.collectives, []
+    gather = collectives.gather_messages
+
+    def noting(message, name):
+        lengths.append(len(message))
+        return gather(message, name)
+
+    collectives.gather_messages = noting
+    for call in (
+        lambda gradient, **options: hvd.allreduce(gradient, compression=compressor, **options),
+        lambda *several, **options: hvd.grouped_allreduce(
+            several, compression=compressor, **options
+        ),
+    ):
+        with refused("prescale_factor"):
+            call(first, prescale_factor="none")
+        call(second)
+        assert lengths.pop() == compressor.adapter.slots["kernel1"].payload_bytes
+    call(first, second)
+    (together,) = lengths
+    slots = compressor.adapter.slots
+    assert together == slots["kernel0"].payload_bytes + slots["kernel1"].payload_bytes
+
+
 def scenario_unnamed_gradient(directory):
     with refused(
         r"one of the 2 named parameters, got the gradient of kernel1:0, of shape \(64, 3\)"

@@ -244,6 +244,43 @@ def scenario_eager_tapes_of_equal_shapes(directory):
     )
 
 
+def scenario_eager_tapes_of_equal_shapes_that_travel_differently(directory):
+    """Each gradient goes the way of its own variable, or is refused.
+
+    Views tell the variables apart. Variables that are all sent uncompressed need none.
+    """
+    named = alike(3)
+    gradient = tf.fill(SHAPE, 1e5)  # float16 has no such number
+    policies = {"layer0": "fp16", "layer1": "dense", "*": dr.Codec(dr.TopK(0.05))}
+    for first in range(3):
+        compressor = dr.Compressor(policies, parameters=named)
+        tape_step(compressor, [named[first][1]], [gradient])
+        for number in range(3):
+            if number != first:
+                expect_refusal(
+                    lambda: tape_step(compressor, [named[number][1]], [gradient]),
+                    f"layer{first}",
+                    f"layer{number}",
+                    "bound_to",
+                )
+        paths = [row["path"] for row in compressor.stats().values()]
+        assert [path != "none" for path in paths] == [number == first for number in range(3)]
+    results = [
+        tape_step(compressor.bound_to([variable]), [variable], [gradient])[0].numpy()
+        for _, variable in named
+    ]
+    assert np.isinf(results[0]).all()
+    assert (results[1] == 1e5).all()
+    assert np.count_nonzero(results[2]) == np.prod(SHAPE) // 20
+    paths = [row["path"] for row in compressor.stats().values()]
+    assert paths == ["fp16", "dense", "compressed"], paths
+    for way in ("fp16", "dense"):
+        compressor = dr.Compressor(way, parameters=named)
+        for _, variable in named:
+            (result,) = tape_step(compressor, [variable], [tf.ones(SHAPE)])
+            assert (result.numpy() == 1).all()
+
+
 def scenario_a_refused_step_is_none(directory):
     """A refused step changes no counter and no memory.
 

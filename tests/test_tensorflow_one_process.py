@@ -1,0 +1,70 @@
+"""Test that a job of one process compresses nothing on TensorFlow."""
+
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.tensorflow import allreduce_gradients
+
+GRADIENT = tf.random.stateless_normal([60, 40], [1, 2])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def horovod():
+    hvd.init()
+
+
+def reduce_slices(*arguments):
+    """Return the slices of rows 7, 2 and again 7, reduced."""
+    variable = tf.Variable(tf.zeros([60, 40]), name="table")
+    compressor = dr.Compressor(*arguments, parameters=[variable])
+    slices = tf.IndexedSlices(GRADIENT[:3], [7, 2, 7], [60, 40])
+    (reduced,) = allreduce_gradients([slices], [variable], compressor, op=hvd.Sum)
+    assert compressor.stats()["table:0"]["path"] == "none"
+    return reduced
+
+
+@pytest.mark.parametrize("wrap", [lambda call: call, tf.function], ids=["eager", "graph"])
+@pytest.mark.parametrize("codec", [dr.Codec(dr.TopK(0.01)), "fp16", "dense"])
+def test_gradients_stay_as_they_are(codec, wrap):
+    variable = tf.Variable(tf.zeros([60, 40]), name="table")
+    compressor = dr.Compressor(codec, parameters=[variable])
+    reduce = wrap(
+        lambda gradient: allreduce_gradients([gradient, None], [variable] * 2, compressor)
+    )
+    reduced, nothing = reduce(GRADIENT)
+    np.testing.assert_array_equal(reduced.numpy(), GRADIENT.numpy())
+    assert nothing is None
+    (row,) = compressor.stats().values()
+    assert (row["path"], row["steps"], row["sent_bytes"]) == ("none", 0, 0)
+    assert not any(kept.any() for kept in state_of(compressor))
+
+
+def state_of(compressor):
+    (state,) = compressor.state_dict()["parameters"].values()
+    return state["memory"].values()
+
+
+def test_slices_of_the_same_row_are_added_up():
+    """Their rows are distinct and ascending, as with several processes."""
+    reduced = reduce_slices(dr.Codec(dr.NoneSparsifier(), value=dr.QSGD(bits=4)))
+    np.testing.assert_array_equal(reduced.indices.numpy(), [2, 7])
+    np.testing.assert_array_equal(reduced.dense_shape.numpy(), [60, 40])
+    expected = np.stack([GRADIENT[1], GRADIENT[0] + GRADIENT[2]])
+    np.testing.assert_array_equal(reduced.values.numpy(), expected)
+
+
+def test_slices_of_a_variable_that_is_not_compressed_become_a_tensor():
+    reduced = reduce_slices("fp16")
+    assert tf.is_tensor(reduced)
+    np.testing.assert_array_equal(reduced[7].numpy(), (GRADIENT[0] + GRADIENT[2]).numpy())
+
+
+def test_what_several_processes_refuse_is_refused():
+    compressor = dr.Compressor(parameters=[tf.Variable(tf.zeros([60, 40]), name="table")])
+    with pytest.raises(dr.InvalidArgumentError, match="expected variables that the compressor was"):
+        allreduce_gradients([GRADIENT], [tf.Variable(GRADIENT, name="other")], compressor)
+    with pytest.raises(dr.InvalidArgumentError, match="NoMemory or Residual for slices"):
+        reduce_slices(dr.Codec(dr.TopK(0.01)), dr.MomentumCorrection(0.9))
