@@ -1,6 +1,7 @@
 """What register and the first steps check with PyTorch's DDP; run by ddp_scenarios.py."""
 
 import contextlib
+import copy
 import io
 import os
 import random
@@ -9,6 +10,7 @@ import warnings
 import torch
 import torch.distributed as dist
 from ddp_tools import Network, assert_equal_everywhere, distributed, loss_of
+from scenario_runner import refused
 from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
@@ -87,6 +89,32 @@ def scenario_register_again_after_a_failure(directory):
         for (name, gradient), (_, expected) in zip(*found):
             assert torch.equal(gradient, expected), f"step {step}, {name}"
         assert_equal_everywhere(found[0], f"step {step}")
+
+
+def scenario_register_another_compressor_after_close(directory):
+    network = Network()
+    model, closed = distributed(network)
+    for number in range(2):  # the second one takes over a hook that was taken over already
+        loss_of(model, 0, dist.get_rank()).backward()
+        closed.close()
+        compressor = dr.Compressor(
+            dr.Codec(dr.TopK(0.2)), parameters=network.named_parameters(), dense_below=200
+        )
+        compressor.register(model)
+        at_once, _ = distributed(Network(), dr.Codec(dr.TopK(0.2)))
+        for step in range(1, 3):
+            for one in (model, at_once):
+                one.zero_grad()
+                loss_of(one, step, dist.get_rank()).backward()
+            for (name, own), other in zip(network.named_parameters(), at_once.parameters()):
+                assert torch.equal(own.grad, other.grad), f"{number}, step {step}, {name}"
+        with refused("expected one that is not closed"):
+            closed.stats()
+        closed = compressor
+    with refused("got one that has a hook"):
+        dr.Compressor(parameters=network.named_parameters()).register(model)
+    with refused("pickling or copying a DDP model"):
+        copy.deepcopy(model)
 
 
 def scenario_momentum_of_each_optimizer_is_checked(directory):

@@ -7,7 +7,8 @@ import time
 
 import torch
 import torch.distributed as dist
-from fsdp_tools import meshes, shard
+from ddp_tools import CODEC, Network, refused
+from fsdp_tools import loss_of, meshes, shard, sharded
 from torch.distributed.checkpoint import state_dict
 
 import deepreduce_hvd as dr
@@ -112,3 +113,25 @@ def scenario_whole_states_of_model_and_optimizer(directory):
         found.append([one.full_tensor() for one in network.parameters()])
     for one, two in zip(*found, strict=True):
         assert torch.equal(one, two)
+
+
+def scenario_register_another_compressor_after_close(directory):
+    mesh, network = meshes(2), Network()
+    closed = sharded(network, mesh)
+    for number in range(2):
+        loss_of(network, 0, dist.get_rank()).backward()
+        closed.close()
+        compressor = dr.Compressor(CODEC, parameters=network.named_parameters(), dense_below=200)
+        compressor.register(network, mesh["hosts"])
+        other = Network()
+        sharded(other, mesh, CODEC)
+        for step in range(1, 3):
+            for one in (network, other):
+                one.zero_grad()
+                loss_of(one, step, dist.get_rank()).backward()
+            for (name, own), fresh in zip(network.named_parameters(), other.parameters()):
+                own, fresh = own.grad.to_local(), fresh.grad.to_local()
+                assert torch.equal(own, fresh), f"{number}, step {step}, {name}"
+        closed = compressor
+    third = dr.Compressor(CODEC, parameters=network.named_parameters())
+    refused("got one that has a hook", lambda: third.register(network, mesh["hosts"]))

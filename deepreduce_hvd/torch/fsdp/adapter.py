@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 
+from deepreduce_hvd.adapters.base_adapter import ClosedAdapter
 from deepreduce_hvd.checkpoints import sharded_checkpoint
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.coordination import handshake
@@ -62,6 +63,13 @@ def _average(adapter, group, buffer):
     adapter.compressor.adapter.average(group, parameters_of_caller(), buffer)
 
 
+def _is_in_use(hook):
+    """Return whether an all-reduce hook must stay; that of a closed compressor is replaced."""
+    if isinstance(hook, functools.partial) and hook.func is _average:
+        return not isinstance(hook.args[0].compressor.adapter, ClosedAdapter)
+    return hook is not None
+
+
 def _check_meshes(mesh, found):
     """Raise InvalidArgumentError for meshes that are not those of this module."""
     if not isinstance(mesh, DeviceMesh) or mesh.ndim != 1:
@@ -73,10 +81,10 @@ def _check_meshes(mesh, found):
     if not found:
         raise InvalidArgumentError("register: expected parameters in the module, got none")
     for _, group in found:
-        if group._all_reduce_hook is not None:
+        if _is_in_use(group._all_reduce_hook):
             raise InvalidArgumentError(
                 "register: expected a module without an all-reduce hook, got one that has a hook; "
-                "fully_shard allows one"
+                "fully_shard allows one; that of a compressor is free after its close()"
             )
         if isinstance(group.mesh_info, DDPMeshInfo):
             raise InvalidArgumentError(
