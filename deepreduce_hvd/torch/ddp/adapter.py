@@ -161,10 +161,11 @@ class DdpAdapter(DistributedAdapter):
         return model is not None and (model.find_unused_parameters or model.static_graph)
 
     def agree(self):
-        """Compare the settings, and use NCCL for payloads if all ranks can: its ranks must match.
+        """Find hosts, compare settings, and use NCCL for payloads if all ranks can and match.
 
         The other ranks' payloads have the same bytes, wherever they are made.
         """
+        self.transport.find_hosts(collective_name(self.compressor.number, "hosts"))
         super().agree()
         if self.alone:
             return
