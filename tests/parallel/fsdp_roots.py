@@ -8,8 +8,10 @@ import time
 import torch
 import torch.distributed as dist
 from ddp_tools import CODEC, Network, refused
+from fsdp_states import force_sums, sum_of_residuals
 from fsdp_tools import loss_of, meshes, shard, sharded
 from torch.distributed.checkpoint import state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.torch.ddp.buckets import BucketJob
@@ -135,3 +137,43 @@ def scenario_register_another_compressor_after_close(directory):
         closed = compressor
     third = dr.Compressor(CODEC, parameters=network.named_parameters())
     refused("got one that has a hook", lambda: third.register(network, mesh["hosts"]))
+
+
+def scenario_other_numbers_of_shards_keep_the_update_if_it_is_divided_later(directory):
+    """PyTorch divides after the exchange, by a number that depends on the number of shards."""
+    half = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+
+    def backward(network):
+        network.zero_grad()
+        (loss_of(network, 0, 0) * 64).backward()  # the same on all ranks
+        return {name: one.grad.full_tensor() for name, one in network.named_parameters()}
+
+    def unsent(compressor, mesh):
+        slots, hosts = compressor.adapter.slots, mesh["hosts"].size()
+        return {
+            name: total / hosts / slots[name].divided_after
+            for name, total in sum_of_residuals(compressor, mesh).items()
+        }
+
+    for sums, policy in ((True, None), (False, half), (True, half)):
+        states = None
+        for hosts in (2, 1, 4, 2):
+            mesh, network = meshes(hosts), Network()
+            compressor = sharded(network, mesh, CODEC, policy=policy)
+            if sums:
+                force_sums(network)
+            if states is not None:
+                compressor.load_state_dict(states)
+            sent = backward(network)
+            left = unsent(compressor, mesh)
+            total = {name: sent[name].double() + one for name, one in left.items()}
+            if states is None:
+                states = [None] * dist.get_world_size()
+                dist.all_gather_object(states, compressor.state_dict())
+                expected = {name: one + left[name] for name, one in total.items()}
+                assert all(one.any() for one in left.values())
+            else:
+                for name, one in expected.items():
+                    near = 1e-2 * float(one.abs().max())
+                    what = f"{sums} {policy}, {hosts} hosts, {name}"
+                    torch.testing.assert_close(total[name], one, rtol=0, atol=near, msg=what)

@@ -29,7 +29,7 @@ from deepreduce_hvd.torch.fsdp.groups import (
     ParameterGroup,
     expect_no_pass_within_another,
     modules_and_groups,
-    parameters_of_caller,
+    values_of_caller,
 )
 
 
@@ -59,8 +59,9 @@ def register(compressor, model, mesh):
 
 def _average(adapter, group, buffer):
     """Average the shards of a group between the hosts; the all-reduce hook of fully_shard."""
+    parameters, group.divided_after = values_of_caller()
     # a closed compressor has another adapter
-    adapter.compressor.adapter.average(group, parameters_of_caller(), buffer)
+    adapter.compressor.adapter.average(group, parameters, buffer)
 
 
 def _is_in_use(hook):
