@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.checkpoints import sharded_checkpoint
@@ -23,6 +24,8 @@ SHAPES = {
     "cube": ((5, 2, 4), 0),
 }
 CONFIGURATION = Configuration(77, {})
+#: PyTorch's group, which divides nothing after the exchange
+GROUP = types.SimpleNamespace(mp_policy=MixedPrecisionPolicy(), force_sum_reduction_for_comms=False)
 POLICY = Policy("codec", dr.Codec(dr.TopK(0.1)), dr.Residual())
 
 
@@ -45,6 +48,7 @@ def slots_of(shard, shards, dims):
             types.SimpleNamespace(
                 sharded_size=torch.Size(own), fsdp_placement=types.SimpleNamespace(dim=dim)
             ),
+            GROUP,
         )
     return slots
 
@@ -136,6 +140,54 @@ def test_other_dimensions_keep_the_sum():
             assert torch.equal(slots[name].state[0].view(slots[name].shape), expected), name
 
 
+def _with_memories(divisor):
+    """Return the states of two hosts of two shards with memories of ones."""
+    ranks = job(2, 2)
+    for slots in ranks.values():
+        for slot in slots.values():
+            slot.state[0].fill_(1.0)
+            slot.divided_after = divisor
+    return saved(ranks, 2, 2)
+
+
+@pytest.mark.parametrize("in_one_list", [False, True])
+def test_memories_follow_what_the_averages_are_divided_by_after_the_exchange(in_one_list):
+    states = _with_memories(2.0)
+    (new,) = (slots for place, slots in job(2, 2).items() if place == (0, 0))
+    sharded_checkpoint.load(
+        new, states if in_one_list else states[0], CONFIGURATION, place(0, 2), place(0, 2), int
+    )
+    for slot in new.values():
+        for divisor in (2.0, 4.0, 4.0, 1.0):
+            slot.follow_division(divisor)
+            assert bool((slot.state[0] == divisor / 2).all()) and slot.divided_after == divisor
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        {"force_sum_reduction_for_comms": True},
+        {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float16)},
+        {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.float64)},
+    ],
+)
+def test_states_of_earlier_versions_cannot_change_shards_that_are_divided_later(monkeypatch, group):
+    states, empty = _with_memories(2.0), saved(job(2, 2), 2, 2)
+    for state in (*states, *empty):
+        del state["divided_after"]
+    for name, value in group.items():
+        monkeypatch.setattr(GROUP, name, value)
+    load(job(1, 2), 1, 2, states)
+    load(job(2, 1), 2, 1, empty)
+    refused = pytest.raises(
+        dr.InvalidArgumentError, match="number of shards, which was 2 and is 1, got states without"
+    )
+    with refused:
+        load(job(2, 1), 2, 1, states)
+    monkeypatch.undo()
+    load(job(2, 1), 2, 1, states)
+
+
 def test_a_single_state_of_another_dimension_is_refused():
     (own,) = job(1, 1).values()
     state = sharded_checkpoint.dump(own, CONFIGURATION, place(0, 1), place(0, 1))
@@ -167,6 +219,17 @@ def _changed(change):
             "a state of fully_shard, .*, got a dictionary with the keys a, b, c, …$",
         ),
         (lambda all_states: all_states[1]["dims"].update(cube=1), "the same dims"),
+        (lambda all_states: all_states[1].update(divided_after=3), "a state of fully_shard"),
+        (
+            lambda all_states: all_states[1]["divided_after"].update(cube=-1),
+            "cube: expected None or a positive finite number in divided_after, got -1",
+        ),
+        (
+            lambda all_states: [
+                all_states[number]["divided_after"].update(cube=number) for number in (1, 2)
+            ],
+            "cube: expected the same divided_after in all states, got 1 and 2",
+        ),
         (
             lambda all_states: [state["dims"].update(cube=3) for state in all_states],
             "cube: expected a dimension below 3",

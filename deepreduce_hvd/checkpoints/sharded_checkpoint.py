@@ -1,18 +1,22 @@
 """The state of a compressor with fully_shard: each rank saves the memories of its own shards.
 
 A state has the form of :mod:`deepreduce_hvd.checkpoints.checkpoint`, but its rank and size count
-hosts. Three more entries give the number of the shard, the number of shards, and the dimension
-along which each parameter is divided.
+hosts. Four more entries give the number of the shard, the number of shards, the dimension along
+which each parameter is divided, and the number by which PyTorch divides the average of each
+parameter after the exchange. The memories are in units of what is exchanged, so that their units
+depend on this number. It is None before the first step, and older states do not have it.
 """
+
+import math
 
 import numpy as np
 
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_integer
+from deepreduce_hvd.settings import is_integer, is_number
 
 _NUMBERS = ("shard", "shards")
-_KEYS = (*_NUMBERS, "dims")
+_KEYS = (*_NUMBERS, "dims", "divided_after")
 
 
 def bounds(size, shard, shards):
@@ -33,7 +37,14 @@ def dump(slots, configuration, hosts, ranks):
     """
     state = checkpoint.dump(slots, configuration, hosts.rank, hosts.size)
     dims = {name: slot.dim for name, slot in slots.items()}
-    return {**state, "shard": ranks.rank, "shards": ranks.size, "dims": dims}
+    divided_after = {name: slot.divided_after for name, slot in slots.items()}
+    return {
+        **state,
+        "shard": ranks.rank,
+        "shards": ranks.size,
+        "dims": dims,
+        "divided_after": divided_after,
+    }
 
 
 def load(slots, state, configuration, hosts, ranks, keeper_of):
@@ -44,7 +55,7 @@ def load(slots, state, configuration, hosts, ranks, keeper_of):
     number of hosts or of shards.
     """
     if isinstance(state, (list, tuple)):
-        loaded = _by_host(slots, state, ranks)
+        loaded, states = _by_host(slots, state, ranks), state
     else:
         _check("compressor state", state)
         if (state["shard"], state["shards"]) != (ranks.rank, ranks.size):
@@ -61,8 +72,52 @@ def load(slots, state, configuration, hosts, ranks, keeper_of):
                     f" {slot.dim}, got shards along dimension {saved!r}; pass the list of all"
                     " ranks' states"
                 )
-        loaded = _without_shard(state)
+        loaded, states = _without_shard(state), [state]
+    divisors = {name: _divisor(name, slot, states, ranks) for name, slot in slots.items()}
     checkpoint.load(slots, loaded, configuration, hosts.rank, hosts.size, keeper_of)
+    for name, slot in slots.items():
+        slot.divided_after = divisors[name]  # the next step rescales the memory, if it needs to
+
+
+def _divisor(name, slot, states, ranks):
+    """Return the number by which PyTorch divided the averages of a parameter after the exchange."""
+    saved = [state.get("divided_after", {}).get(name) for state in states]
+    found = [one for one in saved if one is not None]
+    for one in found:
+        if not is_number(one) or not 0 < one < math.inf:
+            raise InvalidArgumentError(
+                f"compressor state, parameter {name}: expected None or a positive finite number in"
+                f" divided_after, got {one!r}"
+            )
+    if len(set(found)) > 1:
+        raise InvalidArgumentError(
+            f"compressor states, parameter {name}: expected the same divided_after in all states,"
+            f" got {' and '.join(map(str, sorted(set(found))))}"
+        )
+    if found:
+        return found[0]
+    shards = states[0]["shards"]
+    if shards != ranks.size and slot.is_divided_after and _remember(name, slot, states):
+        raise InvalidArgumentError(
+            f"compressor states, parameter {name}: expected divided_after, the number by which"
+            " PyTorch divided gradients after the exchange, because it depends on the number of"
+            f" shards, which was {shards} and is {ranks.size}, got states without it, of an earlier"
+            " version; load them with the earlier number of ranks per host, and save them again"
+            " after a step"
+        )
+    return None
+
+
+def _remember(name, slot, states):
+    """Return whether any state has a memory of a parameter that is not zero."""
+    memories = [_parameters_of(state).get(name, {}).get("memory") for state in states]
+    arrays = [
+        slot.numpy_of(value)
+        for memory in memories
+        if isinstance(memory, dict)
+        for value in memory.values()
+    ]
+    return any(array is not None and array.any() for array in arrays)
 
 
 def _check(where, state):
@@ -70,10 +125,11 @@ def _check(where, state):
         not isinstance(state, dict)
         or not all(is_integer(state.get(key)) for key in _NUMBERS)
         or not isinstance(state.get("dims"), dict)
+        or not isinstance(state.get("divided_after", {}), dict)
     ):
         raise InvalidArgumentError(
             f"{where}: expected a state of fully_shard, with the integers shard and shards and the"
-            f" dictionary dims, got {checkpoint.in_words(state)}"
+            f" dictionaries dims and divided_after, got {checkpoint.in_words(state)}"
         )
 
 

@@ -35,7 +35,8 @@ class Hierarchical(Communicator):
     Args:
         across: the communicator between hosts.
         ranks_per_host: each host has this number of consecutive ranks, as horovodrun numbers them.
-            The default is the number of ranks on this host that the launcher reports.
+            The default is the number of ranks on this host that Horovod reports; with PyTorch's
+            DDP, that of the ranks in the model's process group.
 
     Raises:
         InvalidArgumentError: ``across`` is not a communicator, is another ``Hierarchical``, or has

@@ -1,6 +1,8 @@
 """What register and the first steps check with PyTorch's DDP; run by ddp_scenarios.py."""
 
 import contextlib
+import copy
+import datetime
 import io
 import os
 import random
@@ -8,11 +10,13 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from ddp_tools import Network, assert_equal_everywhere, distributed, loss_of
+from ddp_tools import CODEC, Network, assert_equal_everywhere, distributed, loss_of
+from scenario_runner import refused
 from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.torch.ddp import base
+from deepreduce_hvd.torch.ddp.transport import DistributedTransport
 
 
 def _sample(draw, names):
@@ -54,7 +58,7 @@ def scenario_parameters_that_are_averaged_must_be_known(directory):
 
 
 def scenario_register_again_after_a_failure(directory):
-    size, before = dist.get_world_size(), os.environ["LOCAL_WORLD_SIZE"]
+    size = dist.get_world_size()
     network = Network()
     model = DistributedDataParallel(network)
     compressor = dr.Compressor(
@@ -64,19 +68,18 @@ def scenario_register_again_after_a_failure(directory):
         dense_below=0,
     )
     for failing in range(2):
-        os.environ["LOCAL_WORLD_SIZE"] = str(size + 1 + failing)
+        compressor.communicator.ranks_per_host = size + 1 + failing
         try:
             compressor.register(model)
         except dr.InvalidArgumentError as error:
             assert f"expected hosts with {size + 1 + failing} ranks each" in str(error), error
         else:
             raise AssertionError("expected an error")
-        finally:
-            os.environ["LOCAL_WORLD_SIZE"] = before
+    compressor.communicator.ranks_per_host = None
     compressor.register(model)
     other = Network()
     at_once, _ = distributed(
-        other, communicator=dr.Hierarchical(dr.Allgather(), int(before)), dense_below=0
+        other, communicator=dr.Hierarchical(dr.Allgather(), size), dense_below=0
     )
     for step in range(2):
         found = []
@@ -87,6 +90,85 @@ def scenario_register_again_after_a_failure(directory):
         for (name, gradient), (_, expected) in zip(*found):
             assert torch.equal(gradient, expected), f"step {step}, {name}"
         assert_equal_everywhere(found[0], f"step {step}")
+
+
+@contextlib.contextmanager
+def _on_node(number):
+    """Be on a node of torchrun."""
+    before = os.environ["GROUP_RANK"]
+    os.environ["GROUP_RANK"] = str(number)
+    try:
+        yield
+    finally:
+        os.environ["GROUP_RANK"] = before
+
+
+def scenario_hosts_are_those_of_the_ranks_in_the_process_group(directory):
+    """The launcher tells how many ranks of the whole job are on a host."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    members = [0, size - 1]
+    group = dist.new_group(members)
+    if rank not in members:
+        return
+    for node, expected in ((rank, 1), (0, 2)):
+        sent = []
+        for count in (None, expected):
+            with _on_node(node):
+                model, compressor = distributed(
+                    Network(),
+                    CODEC,
+                    communicator=dr.Hierarchical(dr.Allgather(), count),
+                    ddp={"process_group": group},
+                )
+            loss_of(model, 0, rank).backward()
+            sent.append(compressor.stats()["branch.weight"]["sent_bytes"])
+        assert sent[0] == sent[1], f"{expected} per host: {sent}"
+
+
+def scenario_hosts_with_different_numbers_of_ranks_are_refused(directory):
+    transport = DistributedTransport([dist.get_rank()], datetime.timedelta(seconds=60))
+    for hosts, expected in (
+        ("a", 1),
+        ("aaaa", 4),
+        ("aabbcc", 2),
+        ("ab", 1),
+        ("aab", None),
+        ("abab", None),
+        ("aabbaa", None),
+        ("abb", None),
+    ):
+        transport._hosts, transport._ranks = list(hosts), list(range(len(hosts)))
+        if expected is not None:
+            assert transport.local_size == expected, hosts
+            continue
+        with refused("expected the same number of consecutive ranks on each host, got rank 0 on a"):
+            transport.local_size  # noqa: B018
+
+
+def scenario_register_another_compressor_after_close(directory):
+    network = Network()
+    model, closed = distributed(network)
+    for number in range(2):  # the second one takes over a hook that was taken over already
+        loss_of(model, 0, dist.get_rank()).backward()
+        closed.close()
+        compressor = dr.Compressor(
+            dr.Codec(dr.TopK(0.2)), parameters=network.named_parameters(), dense_below=200
+        )
+        compressor.register(model)
+        at_once, _ = distributed(Network(), dr.Codec(dr.TopK(0.2)))
+        for step in range(1, 3):
+            for one in (model, at_once):
+                one.zero_grad()
+                loss_of(one, step, dist.get_rank()).backward()
+            for (name, own), other in zip(network.named_parameters(), at_once.parameters()):
+                assert torch.equal(own.grad, other.grad), f"{number}, step {step}, {name}"
+        with refused("expected one that is not closed"):
+            closed.stats()
+        closed = compressor
+    with refused("got one that has a hook"):
+        dr.Compressor(parameters=network.named_parameters()).register(model)
+    with refused("pickling or copying a DDP model"):
+        copy.deepcopy(model)
 
 
 def scenario_momentum_of_each_optimizer_is_checked(directory):

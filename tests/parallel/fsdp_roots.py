@@ -7,8 +7,11 @@ import time
 
 import torch
 import torch.distributed as dist
-from fsdp_tools import meshes, shard
+from ddp_tools import CODEC, Network, refused
+from fsdp_states import force_sums, sum_of_residuals
+from fsdp_tools import loss_of, meshes, shard, sharded
 from torch.distributed.checkpoint import state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.torch.ddp.buckets import BucketJob
@@ -112,3 +115,65 @@ def scenario_whole_states_of_model_and_optimizer(directory):
         found.append([one.full_tensor() for one in network.parameters()])
     for one, two in zip(*found, strict=True):
         assert torch.equal(one, two)
+
+
+def scenario_register_another_compressor_after_close(directory):
+    mesh, network = meshes(2), Network()
+    closed = sharded(network, mesh)
+    for number in range(2):
+        loss_of(network, 0, dist.get_rank()).backward()
+        closed.close()
+        compressor = dr.Compressor(CODEC, parameters=network.named_parameters(), dense_below=200)
+        compressor.register(network, mesh["hosts"])
+        other = Network()
+        sharded(other, mesh, CODEC)
+        for step in range(1, 3):
+            for one in (network, other):
+                one.zero_grad()
+                loss_of(one, step, dist.get_rank()).backward()
+            for (name, own), fresh in zip(network.named_parameters(), other.parameters()):
+                own, fresh = own.grad.to_local(), fresh.grad.to_local()
+                assert torch.equal(own, fresh), f"{number}, step {step}, {name}"
+        closed = compressor
+    third = dr.Compressor(CODEC, parameters=network.named_parameters())
+    refused("got one that has a hook", lambda: third.register(network, mesh["hosts"]))
+
+
+def scenario_other_numbers_of_shards_keep_the_update_if_it_is_divided_later(directory):
+    """PyTorch divides after the exchange, by a number that depends on the number of shards."""
+    half = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+
+    def backward(network):
+        network.zero_grad()
+        (loss_of(network, 0, 0) * 64).backward()  # the same on all ranks
+        return {name: one.grad.full_tensor() for name, one in network.named_parameters()}
+
+    def unsent(compressor, mesh):
+        slots, hosts = compressor.adapter.slots, mesh["hosts"].size()
+        return {
+            name: total / hosts / slots[name].divided_after
+            for name, total in sum_of_residuals(compressor, mesh).items()
+        }
+
+    for sums, policy in ((True, None), (False, half), (True, half)):
+        states = None
+        for hosts in (2, 1, 4, 2):
+            mesh, network = meshes(hosts), Network()
+            compressor = sharded(network, mesh, CODEC, policy=policy)
+            if sums:
+                force_sums(network)
+            if states is not None:
+                compressor.load_state_dict(states)
+            sent = backward(network)
+            left = unsent(compressor, mesh)
+            total = {name: sent[name].double() + one for name, one in left.items()}
+            if states is None:
+                states = [None] * dist.get_world_size()
+                dist.all_gather_object(states, compressor.state_dict())
+                expected = {name: one + left[name] for name, one in total.items()}
+                assert all(one.any() for one in left.values())
+            else:
+                for name, one in expected.items():
+                    near = 1e-2 * float(one.abs().max())
+                    what = f"{sums} {policy}, {hosts} hosts, {name}"
+                    torch.testing.assert_close(total[name], one, rtol=0, atol=near, msg=what)

@@ -63,7 +63,7 @@ def _divide(network):
         module.set_gradient_divide_factor(3.0)
 
 
-def _force_sums(network):
+def force_sums(network):
     network.set_force_sum_reduction_for_comms(True)
     for module in (network.convolution, network.first, network.last):
         module.set_force_sum_reduction_for_comms(True)
@@ -76,7 +76,7 @@ def scenario_dense_is_pytorchs_hybrid_sharding(directory):
         (torch.float32, None, None, 0.0),
         (torch.float64, None, None, 0.0),
         (torch.float64, None, _divide, 1e-12),
-        (torch.float32, None, _force_sums, 0.0),
+        (torch.float32, None, force_sums, 0.0),
         (torch.float32, half, None, 1e-2),
     ):
         networks = Network(dtype), Network(dtype)
@@ -273,7 +273,7 @@ def scenario_resume_with_other_hosts_and_shards(directory):
         compressor = sharded(network, mesh, CODEC)
         if prepare is not None:
             prepare(network)
-            _force_sums(network)  # Gloo does not divide float32
+            force_sums(network)  # Gloo does not divide float32
         train(network, 0, 2)
         expected = sum_of_residuals(compressor, mesh)
         assert any(one.abs().max() > 0 for one in expected.values())

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from deepreduce_hvd.adapters.base_adapter import ClosedAdapter
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.cuda.device import DevicePath
@@ -24,14 +25,45 @@ def register(compressor, model):
     _check(compressor, model)
     adapter = DdpAdapter(compressor, compressor.adapter.slots, model)
     adapter.attach()
-    model.register_comm_hook(adapter, compress_bucket)
+    earlier = _states_of_closed(model)
+    if earlier:  # DDP cannot replace a hook
+        earlier[0].compressor = compressor
+    else:
+        model.register_comm_hook(HookState(compressor), compress_bucket)
+
+
+class HookState:
+    """The state of DDP's communication hook.
+
+    Args:
+        compressor: the :class:`~deepreduce_hvd.Compressor`.
+    """
+
+    def __init__(self, compressor):
+        self.compressor = compressor
+
+    def __reduce__(self):
+        raise InvalidArgumentError(
+            "pickling or copying a DDP model: expected one without a compressor, got one with the "
+            "compressor's hook, which belongs to this process; save model.module.state_dict() and "
+            "compressor.state_dict()"
+        )
 
 
 def compress_bucket(
-    state: "DdpAdapter", bucket: dist.GradBucket
+    state: HookState, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """Average the gradients of a bucket over all ranks; the communication hook of DDP."""
     return state.compressor.adapter.average(bucket)  # a closed compressor has another adapter
+
+
+def _states_of_closed(model):
+    """Return the :class:`HookState` of a DDP model whose compressor is closed, in a list."""
+    return [
+        state
+        for _, state in model._comm_hooks
+        if isinstance(state, HookState) and isinstance(state.compressor.adapter, ClosedAdapter)
+    ]
 
 
 def _check(compressor, model):
@@ -43,11 +75,12 @@ def _check(compressor, model):
             'torch._dynamo.config.optimize_ddp = "python_reducer", which calls hooks with single '
             "tensors; use another value of optimize_ddp"
         )
-    if model._comm_hooks or model.mixed_precision is not None:
+    has_hook = len(model._comm_hooks) > len(_states_of_closed(model))
+    if has_hook or model.mixed_precision is not None:
         raise InvalidArgumentError(
             "register: expected a model without a communication hook, got one that has"
             f" {'mixed_precision=' if model.mixed_precision is not None else 'a hook'}; DDP allows"
-            " one hook"
+            " one hook, and that of a compressor is free after its close()"
         )
     if model._delay_all_reduce_params:
         raise InvalidArgumentError(
@@ -96,7 +129,7 @@ def _averaged(model):
 
 
 class DdpAdapter(DistributedAdapter):
-    """The side of one Compressor in PyTorch's DDP, and the state of DDP's communication hook.
+    """The side of one Compressor in PyTorch's DDP.
 
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
@@ -122,23 +155,17 @@ class DdpAdapter(DistributedAdapter):
                     f"gradients on {slot.parameter.device} are compressed on the host: {why_not}",
                 )
 
-    def __reduce__(self):
-        raise InvalidArgumentError(
-            "pickling or copying a DDP model: expected one without a compressor, got one with the "
-            "compressor's hook, which belongs to this process; save model.module.state_dict() and "
-            "compressor.state_dict()"
-        )
-
     @property
     def may_leave_unused(self):  # type: ignore[override]  # static_graph may be set later
         model = self._model()
         return model is not None and (model.find_unused_parameters or model.static_graph)
 
     def agree(self):
-        """Compare the settings, and use NCCL for payloads if all ranks can: its ranks must match.
+        """Find hosts, compare settings, and use NCCL for payloads if all ranks can and match.
 
         The other ranks' payloads have the same bytes, wherever they are made.
         """
+        self.transport.find_hosts(collective_name(self.compressor.number, "hosts"))
         super().agree()
         if self.alone:
             return

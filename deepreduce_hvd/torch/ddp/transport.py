@@ -14,8 +14,10 @@ NumPy's memory would make it wait for the interpreter lock.
 
 import contextlib
 import hashlib
+import itertools
 import math
 import os
+import socket
 import time
 import weakref
 import zlib
@@ -80,6 +82,7 @@ class DistributedTransport(Transport):
         self._timeout = timeout
         self._group = _new_group(ranks, timeout)
         self._device_group: Any = None  # a DeviceGroup, once there is one
+        self._hosts: list[str] = []  # name of the host of each rank
         self._by_host: dict[int, tuple[DistributedTransport, DistributedTransport | None]] = {}
 
     @property
@@ -87,14 +90,28 @@ class DistributedTransport(Transport):
         return list(self._ranks)
 
     @property
-    def local_size(self):  # type: ignore[override]  # raises if it is unknown
-        count = os.environ.get("LOCAL_WORLD_SIZE", "")
-        if not count.isdecimal():
-            raise InvalidArgumentError(
-                "number of ranks on this host: expected LOCAL_WORLD_SIZE, which torchrun sets, got "
-                f"{count!r}; start the job with torchrun or set ranks_per_host="
+    def local_size(self):  # type: ignore[override]  # raises if hosts have different numbers
+        """The number of consecutive ranks on each host, after :meth:`find_hosts`."""
+        runs = [len(list(run)) for _, run in itertools.groupby(self._hosts)]
+        if len(set(runs)) > 1 or len(runs) > len(set(self._hosts)):
+            places = ", ".join(
+                f"rank {rank} on {host}" for rank, host in zip(self._ranks, self._hosts)
             )
-        return int(count)
+            raise InvalidArgumentError(
+                "Hierarchical: expected the same number of consecutive ranks on each host, got"
+                f" {places}; use another communicator, or set ranks_per_host="
+            )
+        return runs[0]
+
+    def find_hosts(self, name):
+        """Learn which ranks are on the same host; called by all ranks together.
+
+        What the launcher tells counts all ranks of the job, but a process group may have some of
+        them.
+        """
+        line = np.frombuffer(f"{_this_host()}\n".encode(errors="backslashreplace"), np.uint8)
+        lines = bytes(self.wait(self.allgather(line, name)))
+        self._hosts = lines.decode().splitlines()
 
     @property
     def head_bytes(self):
@@ -309,6 +326,12 @@ class DistributedTransport(Transport):
             return out
         self._group.allreduce(out).wait()
         return out.numpy()
+
+
+def _this_host():
+    """Return a name of this host. One machine may run several nodes of torchrun, for tests."""
+    node = os.environ.get("GROUP_RANK")  # set by torchrun
+    return socket.gethostname() if node is None else f"node {node}"
 
 
 def ranks_and_timeout(group: dist.ProcessGroup) -> tuple[list[int], timedelta]:

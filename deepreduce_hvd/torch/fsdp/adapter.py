@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 
+from deepreduce_hvd.adapters.base_adapter import ClosedAdapter
 from deepreduce_hvd.checkpoints import sharded_checkpoint
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.coordination import handshake
@@ -28,7 +29,7 @@ from deepreduce_hvd.torch.fsdp.groups import (
     ParameterGroup,
     expect_no_pass_within_another,
     modules_and_groups,
-    parameters_of_caller,
+    values_of_caller,
 )
 
 
@@ -58,8 +59,16 @@ def register(compressor, model, mesh):
 
 def _average(adapter, group, buffer):
     """Average the shards of a group between the hosts; the all-reduce hook of fully_shard."""
+    parameters, group.divided_after = values_of_caller()
     # a closed compressor has another adapter
-    adapter.compressor.adapter.average(group, parameters_of_caller(), buffer)
+    adapter.compressor.adapter.average(group, parameters, buffer)
+
+
+def _is_in_use(hook):
+    """Return whether an all-reduce hook must stay; that of a closed compressor is replaced."""
+    if isinstance(hook, functools.partial) and hook.func is _average:
+        return not isinstance(hook.args[0].compressor.adapter, ClosedAdapter)
+    return hook is not None
 
 
 def _check_meshes(mesh, found):
@@ -73,10 +82,10 @@ def _check_meshes(mesh, found):
     if not found:
         raise InvalidArgumentError("register: expected parameters in the module, got none")
     for _, group in found:
-        if group._all_reduce_hook is not None:
+        if _is_in_use(group._all_reduce_hook):
             raise InvalidArgumentError(
                 "register: expected a module without an all-reduce hook, got one that has a hook; "
-                "fully_shard allows one"
+                "fully_shard allows one; that of a compressor is free after its close()"
             )
         if isinstance(group.mesh_info, DDPMeshInfo):
             raise InvalidArgumentError(

@@ -17,8 +17,10 @@ from deepreduce_hvd.coordination.watch import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.slot import Slot
 
-#: the local variable of the hook's caller that has the parameters
+#: the local variables of the hook's caller that have the parameters, and the number by which it
+#: divides the buffer after the hook (None for 1)
 _PARAMETERS = "fsdp_params"
+_DIVISOR = "postdivide_factor"
 #: PyTorch divides buffers of other dtypes after the hook
 _DIVIDED_BEFORE = (torch.float32, torch.bfloat16)
 
@@ -29,16 +31,41 @@ class ShardSlot(Slot):
     Args:
         slot: slot of the whole parameter, which this one replaces.
         fsdp_parameter: PyTorch's description of the sharded parameter.
+        group: PyTorch's parameter group.
+
+    Attributes:
+        divided_after: the number by which PyTorch divides the averages after the hook, which gives
+            the units of the memory; None before the first step.
     """
 
-    def __init__(self, slot, fsdp_parameter):
+    def __init__(self, slot, fsdp_parameter, group):
+        self._group = group
         self._shape = fsdp_parameter.sharded_size
+        self.divided_after = None
         self.dim = fsdp_parameter.fsdp_placement.dim
         super().__init__(slot.name, slot.parameter, slot.key, slot.policy, slot.follows_loss_scale)
 
     @property
     def shape(self):
         return self._shape
+
+    @property
+    def is_divided_after(self):
+        """Whether PyTorch may divide the averages after the hook; known before the first step."""
+        policy = self._group.mp_policy
+        dtype = policy.reduce_dtype or policy.param_dtype or self.parameter.dtype
+        return self._group.force_sum_reduction_for_comms or dtype not in _DIVIDED_BEFORE
+
+    def follow_division(self, divisor):
+        """Rescale the memory when PyTorch divides the averages by another number after the hook.
+
+        That number depends on the number of shards, which a loaded state may not have had.
+        """
+        if self.divided_after not in (None, divisor):
+            self.settle()
+            for part in (*self.state, *self.backup):
+                part.mul_(divisor / self.divided_after)
+        self.divided_after = divisor
 
 
 class ParameterGroup:
@@ -50,12 +77,14 @@ class ParameterGroup:
 
     Attributes:
         slots: slots of its parameters, :class:`ShardSlot`.
+        divided_after: the number by which PyTorch divides the buffer after this hook.
     """
 
     def __init__(self, group, slots):
         self._group = group
+        self.divided_after = 1.0
         self._by_parameter = {
-            id(one): ShardSlot(slots[id(one.sharded_param)], one)
+            id(one): ShardSlot(slots[id(one.sharded_param)], one, group)
             for one in group.fsdp_params
             if id(one.sharded_param) in slots
         }
@@ -108,6 +137,7 @@ class ParameterGroup:
                     " parameters=network.named_parameters()"
                 )
             slot.reduction = AVERAGE if self.divisor is None else SUM
+            slot.follow_division(self.divided_after)
             if not slot.shape.numel():
                 slot.steps += 1
                 if slot.state or not slot.dense:  # as for other shards
@@ -155,9 +185,15 @@ class ParameterGroup:
         )
 
 
-def parameters_of_caller():
-    """Return the parameters whose shards PyTorch gives to the all-reduce hook, which calls this."""
-    return list(sys._getframe(2).f_locals[_PARAMETERS])
+def values_of_caller():
+    """Return what PyTorch does not give to the all-reduce hook, which calls this.
+
+    Returns:
+        A tuple (parameters whose shards are in the buffer, number by which PyTorch divides the
+        buffer after the hook).
+    """
+    values = sys._getframe(2).f_locals
+    return list(values[_PARAMETERS]), values[_DIVISOR] or 1.0
 
 
 def expect_no_pass_within_another():
@@ -199,10 +235,11 @@ def _check_pytorch():
     try:
         from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
-        known = set(inspect.signature(_fsdp_collectives.foreach_reduce).parameters)
+        code = inspect.unwrap(_fsdp_collectives.foreach_reduce).__code__
+        known = set(code.co_varnames)
     except (ImportError, AttributeError):
         known = set()
-    if _PARAMETERS not in known or "all_reduce_hook" not in known:
+    if not known.issuperset((_PARAMETERS, _DIVISOR, "all_reduce_hook")):
         raise InvalidArgumentError(
             "register: expected a PyTorch whose fully_shard has an all-reduce hook, such as 2.13,"
             f" got {torch.__version__}"
