@@ -161,7 +161,9 @@ def scenario_register_another_compressor_after_close(directory):
                 one.zero_grad()
                 loss_of(one, step, dist.get_rank()).backward()
             for (name, own), other in zip(network.named_parameters(), at_once.parameters()):
-                assert torch.equal(own.grad, other.grad), f"{number}, step {step}, {name}"
+                # other buckets: three ranks sum small gradients in another order
+                where = f"{number}, step {step}, {name}"
+                torch.testing.assert_close(own.grad, other.grad, rtol=1e-5, atol=1e-7, msg=where)
         with refused("expected one that is not closed"):
             closed.stats()
         closed = compressor
