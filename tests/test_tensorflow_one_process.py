@@ -68,3 +68,6 @@ def test_what_several_processes_refuse_is_refused():
         allreduce_gradients([GRADIENT], [tf.Variable(GRADIENT, name="other")], compressor)
     with pytest.raises(dr.InvalidArgumentError, match="NoMemory or Residual for slices"):
         reduce_slices(dr.Codec(dr.TopK(0.01)), dr.MomentumCorrection(0.9))
+    # AutoGraph raises its own type, with our text
+    with pytest.raises(Exception, match="expected a function without XLA"):
+        tf.function(reduce_slices, jit_compile=True)(dr.Codec(dr.TopK(0.01)))

@@ -26,6 +26,7 @@ def reduce_gradient(adapter, gradient, variable, op):
     """
     if gradient is None or is_exported():
         return gradient
+    refuse_xla()
     op = hvd.Average if op is None else op
     slot = adapter.slot_of(variable, "allreduce_gradients")
     if isinstance(gradient, tf.IndexedSlices):
@@ -74,7 +75,6 @@ def _reduce_slices(adapter, slices, slot, variable, op):
         )
     if adapter.sends_nothing(slot):
         return _added_up(slices, slot)
-    refuse_xla()
     agreed = adapter.require_agreement()
     if slot.home is not None:
         slot.move_to_host()

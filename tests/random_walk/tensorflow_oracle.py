@@ -109,7 +109,7 @@ class Oracle:
             gradients: {rank: {variable: array of the variable's dtype, or (rows, slices)}}.
         """
         ranks = self.program.ranks(part.compressor)
-        if len(ranks) == 1 and part.way in ("tape", "fit"):  # Horovod's shortcut
+        if self._sends_nothing(part):
             return {one: self._whole(one, gradients[ranks[0]][one]) for one in part.present}
         results = {}
         for message in self._messages(part):
@@ -123,6 +123,10 @@ class Oracle:
             for variable, total in exchange(part, compressed, gradients).items():
                 results[variable] = self._typed(variable, total)
         return results
+
+    def _sends_nothing(self, part):
+        """Return whether one rank is alone; hvd.allreduce compresses also then."""
+        return len(self.program.ranks(part.compressor)) == 1 and part.way != "allreduce"
 
     def _messages(self, part):
         """Return the variables of each of Horovod's messages."""
@@ -280,9 +284,7 @@ class Oracle:
     def count(self, part, gradients, results):
         """Add the inputs and the results, {variable: array}, of one reduction to the balance."""
         ranks = self.program.ranks(part.compressor)
-        if not self.keeps_everything(part.compressor) or (
-            len(ranks) == 1 and part.way in ("tape", "fit")
-        ):
+        if not self.keeps_everything(part.compressor) or self._sends_nothing(part):
             return
         for variable in part.present:
             if self.program.is_dense(part.compressor, variable):
