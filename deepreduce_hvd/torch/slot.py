@@ -41,9 +41,12 @@ class Slot:
         self._emptied = None
         #: whether the current step changes the memory, and the backup is from before this step
         self.changes = False
-        #: whether the current backward pass continues the step of the last one, and whether that
-        #: one was void
-        self.continues = self.void = False
+        #: whether the current backward pass continues the step of the last one
+        self.continues = False
+        #: with torch.distributed: whether the gradient of the current step has NaN or Inf
+        self.void = False
+        #: whether :meth:`memory` is that before the current step
+        self.skipped = False
         #: whether a backward pass has made a gradient since the last step
         self.made = False
         #: last OptimizerStep with a gradient of this parameter
@@ -96,7 +99,6 @@ class Slot:
         if scale is not None and self.loss_scale is not None and scale != self.loss_scale:
             for part in self.state:
                 part.mul_(scale / self.loss_scale)
-            self.changes = self.continues = False  # a scaler updates the scale between two steps
         self.loss_scale = scale
 
     def back_up(self):
@@ -110,7 +112,7 @@ class Slot:
 
     def restore(self):
         """Undo the last step."""
-        self.payload, self.void = None, True
+        self.payload = None
         if not self.changes:
             return
         self._may_remember()
@@ -216,7 +218,7 @@ class Slot:
         """
         return {
             kind: part.to("cpu", copy=True) if _is_used(part) else torch.zeros(1).expand(part.shape)
-            for kind, part in zip(self.state_names, self.state)
+            for kind, part in zip(self.state_names, self.backup if self.skipped else self.state)
         }
 
     @property
@@ -242,7 +244,7 @@ class Slot:
     def set_memory(self, arrays):
         self.threshold.zero_()
         self._may_remember()
-        self.changes = False
+        self.changes = self.skipped = False
         for kind, part in zip(self.state_names, self.state):
             loaded = torch.from_numpy(np.require(arrays[kind], requirements="W"))
             if _is_used(loaded) or _is_used(part):  # pages are allocated at the first write

@@ -15,10 +15,11 @@ from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
-from deepreduce_hvd.torch.ddp.backward_pass import Accumulation, BackwardPass
+from deepreduce_hvd.torch.ddp.backward_pass import BackwardPass
 from deepreduce_hvd.torch.ddp.buckets import Way
 from deepreduce_hvd.torch.ddp.failures import watch
 from deepreduce_hvd.torch.ddp.mirrors import MirroredJob
+from deepreduce_hvd.torch.ddp.void_steps import VoidSteps
 from deepreduce_hvd.torch.host import HostPath
 from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.slot import Slot
@@ -41,7 +42,7 @@ class DistributedAdapter(TorchAdapter):
             the adapter together.
         slots: name of a parameter -> its :class:`~deepreduce_hvd.torch.slot.Slot`.
         on_host: whether the gradients of GPUs are encoded and summed on the host.
-        hooks: as for :class:`~deepreduce_hvd.torch.ddp.backward_pass.Accumulation`.
+        hooks: as for :class:`~deepreduce_hvd.torch.accumulation.Accumulation`.
 
     Attributes:
         layout: how each gradient is sent. PyTorch decides which gradients share a message.
@@ -49,8 +50,8 @@ class DistributedAdapter(TorchAdapter):
             gradients, if they are compressed.
         times: as in :class:`~deepreduce_hvd.torch.base_adapter.TorchAdapter`. A gradient counts as
             ready when PyTorch hands over its buffer.
-        accumulation: the :class:`~deepreduce_hvd.torch.ddp.backward_pass.Accumulation` of a
-            compressor with loss scaling, or None.
+        void_steps: the :class:`~deepreduce_hvd.torch.ddp.void_steps.VoidSteps` of a compressor with
+            loss scaling, or None.
         alone: whether there is one rank, so that nothing is compressed.
         compresses_alone: whether one rank compresses all the same. scripts/gpu_ddp.py sets it, to
             check NCCL with the one rank that a GPU allows.
@@ -67,8 +68,8 @@ class DistributedAdapter(TorchAdapter):
         self.slots = slots
         self.ways = {}
         self.alone = transport.size == 1 and not self.compresses_alone
-        self.accumulation = (
-            None if compressor.loss_scale is None else Accumulation(slots.values(), hooks)
+        self.void_steps = (
+            None if compressor.loss_scale is None else VoidSteps(slots.values(), hooks)
         )
         self.host_path = HostPath(None)
         self._follow(self.scheduler.layout)
@@ -142,13 +143,13 @@ class DistributedAdapter(TorchAdapter):
         """
         backward_pass = BackwardPass(task)
         try:
-            self.close_steps()
+            last = self._wait_for_results()
             if self.layout is not self.scheduler.layout:
                 self._follow(self.scheduler.layout)
-            if self.accumulation is not None:
-                backward_pass.earlier = self.accumulation.begin()
-                # its NaN or Inf is still there, and the optimizer skips the whole step
-                backward_pass.void = any(slot.void for slot in backward_pass.earlier)
+            if self.void_steps is not None:
+                backward_pass.loss_scale = expect_loss_scale(float(self.compressor.loss_scale()))
+                self.void_steps.begin(backward_pass.loss_scale)
+            self._end_pass(last)
         except Exception as error:
             backward_pass.failure = error
         self._pass = backward_pass
@@ -170,8 +171,6 @@ class DistributedAdapter(TorchAdapter):
         try:
             if backward_pass.failure is not None:
                 raise backward_pass.failure
-            if backward_pass.loss_scale is None:
-                backward_pass.loss_scale = self._loss_scale()
             slots, gradients = slots_and_gradients()
         except Exception as error:
             job.failure = error
@@ -197,27 +196,27 @@ class DistributedAdapter(TorchAdapter):
         except Exception as error:
             job.failure = error
 
-    def _loss_scale(self):
-        """Return the current loss scale; None without loss scaling."""
-        function = self.compressor.loss_scale
-        return None if function is None else expect_loss_scale(float(function()))
-
     def close_steps(self):
-        """End the last step: undo it if it is void, and write scalars."""
+        last = self._wait_for_results()
+        if self.void_steps is not None:
+            self.void_steps.show_skipped()
+        self._end_pass(last)
+
+    def _wait_for_results(self):
+        """Wait for all results of the last backward pass and return it; None if it has ended."""
         self.threads.settle()
         backward_pass, self._pass = self._pass, None
-        if backward_pass is None:
-            return
-        for job in backward_pass.jobs:
-            job.ended.wait()
-        self._join_streams()
-        sums = backward_pass.device_sums
-        void = (sums is not None and not sums.check()) or backward_pass.void
-        slots = backward_pass.slots
-        if self.accumulation is not None:
-            slots = list(dict.fromkeys([*slots, *backward_pass.earlier]))
-            self.accumulation.end(slots)
-        self._end_step(slots, void and backward_pass.loss_scale is not None)
+        if backward_pass is not None:
+            for job in backward_pass.jobs:
+                job.ended.wait()
+            self._join_streams()
+            backward_pass.note_void()
+        return backward_pass
+
+    def _end_pass(self, backward_pass):
+        """Write scalars at the end of a backward pass, unless it is None."""
+        if backward_pass is not None:
+            self._end_step(backward_pass.slots, void=False)
 
     def _join_streams(self):
         """Let the current streams wait for the work that reads or changes memories on GPUs."""
@@ -229,8 +228,8 @@ class DistributedAdapter(TorchAdapter):
         if backward_pass is not None:  # its jobs read and write the memories
             backward_pass.settle(_FORGET_SECONDS)
         self._join_streams()
-        if self.accumulation is not None:
-            self.accumulation.end([])
+        if self.void_steps is not None:
+            self.void_steps.forget()
         self.times.forget()
         self.scheduler.restart()
         self._follow(self.scheduler.layout)

@@ -134,8 +134,8 @@ class BucketJob:
         slot.settle()
         slot.steps += 1
         made, slot.made = slot.made, False
-        if self._adapter.accumulation is not None:
-            self._adapter.accumulation.exchanged(slot)
+        if self._adapter.void_steps is not None:
+            self._adapter.void_steps.exchanged(slot)
         if self._adapter.alone:
             total = with_whole_memory(slot, gradient, made, self._pass.loss_scale)
             if total is not gradient:
@@ -248,7 +248,7 @@ class BucketJob:
         for slot, gradient in self._unsent:
             slot.count_unsent(gradient)
             if self._pass.loss_scale is not None:
-                self._look_at(gradient)
+                self._look_at(slot, gradient)
 
     def _encode_postponed(self):
         self.encode(*self._postponed)
@@ -288,7 +288,7 @@ class BucketJob:
             started = time.perf_counter()
             summed, largest = self._adapter.host_path.decode(gradient, total, number, scale)
             if results.may_exceed(gradient.dtype, largest):
-                self._look_at(summed.to(gradient.dtype), slot.name)
+                self._look_at(slot, summed.to(gradient.dtype), warns=True)
             ended = time.perf_counter()
             slot.decode_seconds += ended - started
             self._adapter.times.result(slot.name, started, ended, EXCHANGES)
@@ -306,7 +306,7 @@ class BucketJob:
             # a slot always counts Horovod's probe, which does not exist with DDP
             slot.count_sent(gradient, exchange, (0 if number else extra) - wire.PROBE_BYTES)
             if total.non_finite(number):
-                self._pass.void = True
+                slot.void = True
                 self._adapter.warn_of_non_finite(slot.name)
 
     def _bytes_besides_payloads(self, part, channel):
@@ -334,10 +334,9 @@ class BucketJob:
             )
         for slot, gradient, _ in part:
             slot.count_dense(gradient, summed[: gradient.numel()])
-            if way == FP16 or slot.changes:
-                self._look_at(gradient, slot.name)
-            elif self._pass.loss_scale is not None:
-                self._look_at(gradient)
+            may_overflow = way == FP16 or slot.changes
+            if may_overflow or self._pass.loss_scale is not None:
+                self._look_at(slot, gradient, may_overflow)
         times.result(label, received, time.perf_counter(), EXCHANGES)
 
     def _joined(self, way, part):
@@ -358,12 +357,12 @@ class BucketJob:
         self._adapter.transport.wait(self._channels[way].allreduce_in_place(summed))
         return summed.to(torch.promote_types(summed.dtype, torch.float32)).div_(self._divisor)
 
-    def _look_at(self, result, name=None):
+    def _look_at(self, slot, result, warns=False):
         """Record whether an optimizer gets NaN or Inf; loss scaling then skips its step."""
         if not results.is_finite(result):
-            self._pass.void = True
-            if name is not None:
-                self._adapter.warn_of_non_finite(name)
+            slot.void = True
+            if warns:
+                self._adapter.warn_of_non_finite(slot.name)
 
 
 def failure_of(member, error):

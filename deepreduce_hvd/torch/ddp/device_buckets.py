@@ -7,6 +7,8 @@ one bucket do not wait for the gradients of the next one. DDP's future belongs t
 and no thread waits for the sums.
 """
 
+import itertools
+import math
 import time
 
 import torch
@@ -105,10 +107,9 @@ class DeviceBucketJob(BucketJob):
             super().run()
             if self._unsent:  # the other stream adds memories to these gradients
                 self._streams.exchange.wait_stream(self._streams.encoding)
-            sums = self._pass.device_sums
             if self._pass.loss_scale is not None:
-                sums.look_at(self._buffer)
-            sums.send()
+                self._look_at_all()
+            self._pass.device_sums.send()
 
     def _hand_over(self):
         with torch.cuda.stream(self._streams.exchange):
@@ -150,8 +151,20 @@ class DeviceBucketJob(BucketJob):
             torch.full((), self._divisor, dtype=average.dtype, device=average.device)
         )
 
-    def _look_at(self, result, name=None):
-        """Do nothing: :meth:`run` looks at the whole buffer."""
+    def _look_at(self, slot, result, warns=False):
+        """Do nothing: :meth:`run` looks at all gradients at once."""
+
+    def _look_at_all(self):
+        """Record, without waiting, which gradients are finite."""
+        parts = *self._compressed.values(), *self._uncompressed.values(), self._unsent
+        found = [(one[0], one[1]) for one in itertools.chain(*parts) if one[1].numel()]
+        if found:
+            slots, gradients = zip(*found)
+            # a few kernels for all of them; the largest magnitude is finite if all elements are
+            finite = torch.stack(torch._foreach_norm(gradients, math.inf)).isfinite()
+            copies = CopiesToHost()
+            host = copies.start(finite, self._streams.exchange)
+            self._pass.verdicts.append((slots, host, copies))
 
 
 def _refuse(member):

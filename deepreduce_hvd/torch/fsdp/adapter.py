@@ -255,20 +255,20 @@ class FsdpAdapter(DistributedAdapter):
         backward_pass.ended = True
         error = backward_pass.end()
         try:
-            self._tell_host(backward_pass, error)
+            self._tell_host(error)
         except PeerFailedError:
             if error is None:
                 raise
         if error is not None:
             raise error
 
-    def _tell_host(self, backward_pass, error):
+    def _tell_host(self, error):
         """Tell the other ranks of this host how the pass ended, and receive their outcomes.
 
-        They have other shards, whose exchanges know nothing of this one's.
+        They have other shards, whose exchanges know nothing of this one's. A gradient has NaN or
+        Inf if one of its shards has.
 
         Args:
-            backward_pass: the :class:`BackwardPass`; it is void if it is void on any rank.
             error: error of this rank, or None.
 
         Raises:
@@ -277,14 +277,15 @@ class FsdpAdapter(DistributedAdapter):
         if self.ranks.size == 1:
             return
         ended = {
-            "void": backward_pass.void,
+            "void": [slot.name for slot in self.slots.values() if slot.void],
             "error": None if error is None else wire.describe(error),
         }
         line = np.frombuffer(json.dumps(ended).encode() + b"\n", np.uint8)
         name = collective_name(self.compressor.number, "end of backward pass")
         lines = bytes(self.ranks.wait(self.ranks.allgather(line, name))).splitlines()
         everyone = [json.loads(line) for line in lines]
-        backward_pass.void = any(one["void"] for one in everyone)
+        for slot_name in {slot_name for one in everyone for slot_name in one["void"]}:
+            self.slots[slot_name].void = True
         failures = [
             f"rank {rank}: {one['error']}"
             for rank, one in zip(self.ranks.ranks, everyone)

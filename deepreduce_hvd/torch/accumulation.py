@@ -1,0 +1,104 @@
+"""Which backward passes that synchronize belong to one step of an optimizer.
+
+With loss scaling, an optimizer skips a step after an overflow. Then the memories must be as they
+were before the first pass of the step, not before the last one. Nothing tells when a step ends: a
+scaler does not call the optimizer that it skips. But then ``zero_grad`` comes before the next pass.
+So a pass continues the step of the last one for a parameter whose ``.grad`` is still there, if no
+optimizer has stepped it.
+"""
+
+import functools
+import weakref
+
+from torch.autograd.graph import get_gradient_edge
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+_known: weakref.WeakSet = weakref.WeakSet()  # all instances of Accumulation
+
+
+class Accumulation:
+    """Tells which parameters add the gradients of a backward pass to those of the last one.
+
+    Args:
+        slots: slots of the parameters.
+        hooks: whether to look at ``.grad`` before each gradient of autograd is added to it. Without
+            this, ``.grad`` changes only after the buffers of a pass are handed over.
+    """
+
+    def __init__(self, slots, hooks):
+        self._by_id = {id(slot.parameter): slot for slot in slots}
+        #: slot -> whether .grad had a gradient before the first pass since the last exchange
+        self._had = {}
+        self._nodes = []  # of autograd; a node and its hooks live as long as someone refers to it
+        #: slots that need a hook, once they are trained
+        self._unwatched = set(self._by_id.values()) if hooks else set()
+        _register_step_hook()
+        _known.add(self)
+        self.watch()
+
+    def watch(self):
+        """Look at the gradients of the parameters that are trained now."""
+        for slot in list(self._unwatched):
+            if slot.parameter.requires_grad and slot.parameter.is_leaf:
+                self._watch(slot.parameter)
+                self._unwatched.remove(slot)
+
+    def _watch(self, parameter):
+        # DDP keeps the node, which must not keep the residuals alive
+        own = weakref.ref(self)
+
+        def note(gradients):
+            accumulation = own()
+            if accumulation is not None:
+                slot = accumulation._by_id[id(parameter)]
+                if slot not in accumulation._had:
+                    accumulation._had[slot] = _has_gradient(parameter)
+
+        node = get_gradient_edge(parameter).node
+        node.register_prehook(note)
+        self._nodes.append(node)
+
+    def stepped(self, optimizer):
+        """Note that an optimizer steps its parameters, which ends their step.
+
+        Returns:
+            Their slots.
+        """
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        slots = [self._by_id[id(one)] for one in parameters if id(one) in self._by_id]
+        self._had.update(dict.fromkeys(slots, False))
+        return slots
+
+    def goes_on(self, slot):
+        """Return whether a backward pass adds the gradient of a slot to an earlier one.
+
+        Called when the first gradients of the pass are handed over.
+        """
+        had = self._had.get(slot)
+        if had is None:  # without a hook, .grad may be of this pass
+            return slot not in self._unwatched and _has_gradient(slot.parameter)
+        return had
+
+    def exchanged(self, slot):
+        """Note that the gradient of a slot is exchanged, with all that was added to it before."""
+        self._had.pop(slot, None)
+
+
+def _has_gradient(parameter):
+    """Return whether ``.grad`` has anything but zeros; ``zero_grad`` may keep its memory."""
+    gradient = parameter.grad
+    if gradient is None:
+        return False
+    local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return bool(local.any())
+
+
+@functools.cache
+def _register_step_hook():
+    """Register :func:`_note_step` with all optimizers of the process, once."""
+    register_optimizer_step_pre_hook(_note_step)
+
+
+def _note_step(optimizer, arguments, keywords):
+    for accumulation in list(_known):
+        accumulation.stepped(optimizer)
