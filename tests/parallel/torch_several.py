@@ -9,6 +9,7 @@ import sys
 import horovod.torch as hvd
 import torch
 import torch_direct
+import torch_loss_scale
 from torch_gradients_tools import expect, loss_of, named, residual, run_reporting
 from torch_tools import assert_equal_everywhere, distributed
 
@@ -353,4 +354,4 @@ def scenario_a_step_asks_once(directory):
 
 
 if __name__ == "__main__":
-    run_reporting({**globals(), **vars(torch_direct)}, sys.argv[1])
+    run_reporting({**globals(), **vars(torch_direct), **vars(torch_loss_scale)}, sys.argv[1])
