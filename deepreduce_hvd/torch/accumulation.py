@@ -79,6 +79,12 @@ class Accumulation:
             return slot not in self._unwatched and _has_gradient(slot.parameter)
         return had
 
+    def any_goes_on(self, slots):
+        """Return whether a backward pass adds any gradient of these slots to an earlier one."""
+        goes_on = any(map(self.goes_on, slots))
+        self.watch()
+        return goes_on
+
     def exchanged(self, slot):
         """Note that the gradient of a slot is exchanged, with all that was added to it before."""
         self._had.pop(slot, None)

@@ -95,6 +95,9 @@ class Adapter(TorchAdapter):
             message = momentum_warning(owner, self.compressor, "before hvd.DistributedOptimizer")
             if message is not None:
                 self._warn_once("momentum", message)
+        last = self._steps.last_of(owner)
+        if last is not None and last.complete:
+            self._close(last)  # the next step may continue it, and be void if it is
         leads = self._steps.leads(owner)
         if leads:
             self.times.begin(time.perf_counter())
@@ -119,6 +122,7 @@ class Adapter(TorchAdapter):
         if slot.last_step is not None:
             self._close(slot.last_step)
         step.add(slot)
+        self._steps.note_exchange(slot)
         slot.steps += 1
         if caller.owner is not DIRECT and (slot.dense or self.transport.size == 1):
             # without a probe, or with one rank, the factor does not tell it
@@ -214,6 +218,7 @@ class Adapter(TorchAdapter):
         slot = self._parameters.get(caller.parameter)
         if slot is not None and slot.parameter.grad is not None and slot.parameter.grad.is_sparse:
             slot.count_sparse(slot.parameter.grad)
+            self._steps.note_exchange(slot)
         step = self._steps.last_of(caller.owner)
         if step is not None and not step.closed and step.loss_scale is not None:
             self._look_at(step, tensor.coalesce().values())
@@ -349,7 +354,8 @@ class Adapter(TorchAdapter):
             return
         step.closed = True
         finite = step.device_sums.check()
-        self._end_step(step.slots, step.void or not finite)
+        step.void = step.void or not finite
+        self._end_step(step.slots, step.void)
 
 
 def _probe_device(caller, gradient):

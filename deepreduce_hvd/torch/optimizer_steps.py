@@ -10,6 +10,7 @@ from deepreduce_hvd.communicators.encoding_threads import Encodings
 from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.planning.layout import assign_to_buckets
+from deepreduce_hvd.torch.accumulation import Accumulation
 from deepreduce_hvd.torch.caller import DIRECT
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost
 from deepreduce_hvd.torch.slot import Slot
@@ -167,6 +168,8 @@ class OptimizerStep:
         buckets: the :class:`OptimizerBuckets` or :class:`SeparateBuckets` of the gradients.
         layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the step.
         loss_scale: loss scale of this step, or None.
+        continues: whether its gradients are added to those of the optimizer's last step, because
+            one step of the user's program synchronizes several times.
         slots: slots whose gradients have come.
         delivering: whether a result has been requested; all gradients have come before that.
         void: whether some result has NaN or Inf.
@@ -179,6 +182,7 @@ class OptimizerStep:
         self.layout = layout
         self.loss_scale = loss_scale
         self.device_sums = device_sums
+        self.continues = False
         self.slots = []
         self.delivering = False
         self.void = False
@@ -206,6 +210,7 @@ class OptimizerStep:
         slot.last_step = self
         # only now: its previous gradient may still have been in flight when the layout changed
         slot.policy = self.layout.policies[slot.name]
+        slot.continues = self.continues
         self.slots.append(slot)
         self._compressed += not slot.dense
         self._left += 1
@@ -245,6 +250,15 @@ class OptimizerStep:
     def flights(self):
         return list(self._flights.values())
 
+    def may_continue(self, last):
+        """Return whether gradients of this step may be added to those of an earlier one."""
+        return (
+            self.owned
+            and self.loss_scale == last.loss_scale  # a scaler updates it between two steps
+            # gradients that do not come from backward replace the earlier ones
+            and self._gradients_made != last._gradients_made
+        )
+
     @property
     def complete(self):
         """Whether all results have been returned."""
@@ -271,6 +285,10 @@ class OptimizerSteps:
     def __init__(self, compressor, parameters):
         self._compressor = compressor
         self._parameters = parameters
+        #: of a compressor with loss scaling, else None
+        self._accumulation = (
+            None if compressor.loss_scale is None else Accumulation(parameters, hooks=True)
+        )
         self.forget()
 
     def forget(self):
@@ -321,6 +339,7 @@ class OptimizerSteps:
             layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the step.
             leads: what :meth:`leads` returned.
         """
+        last = self._last.get(owner)
         step = self._last[owner] = OptimizerStep(
             self._buckets_of(owner, layout),
             layout,
@@ -329,7 +348,23 @@ class OptimizerSteps:
             self._parameters.gradients_made,
             leads,
         )
+        if last is not None and self._goes_on(last, step):
+            # NaN or Inf is still there, and the optimizer skips the whole step
+            step.continues, step.void = True, last.void
         return step
+
+    def _goes_on(self, last, step):
+        """Return whether a step of an optimizer is one step of the program with its last one."""
+        return (
+            self._accumulation is not None
+            and step.may_continue(last)
+            and self._accumulation.any_goes_on(step.buckets.slots)
+        )
+
+    def note_exchange(self, slot):
+        """Note that the gradient of a slot is reduced, with all that was added to it before."""
+        if self._accumulation is not None:
+            self._accumulation.exchanged(slot)
 
     def _buckets_of(self, owner, layout):
         """Return the buckets of an optimizer's gradients.

@@ -10,6 +10,7 @@ reports, test_scenario = scenario_tests(
     "torch_several.py",
     "torch_direct.py",
     "torch_commits.py",
+    "torch_loss_scale.py",
     on_more_ranks=(
         "names_do_not_depend_on_timing",
         "collectives_of_the_program_after_backward",

@@ -10,6 +10,7 @@ import horovod.torch as hvd
 import torch
 import torch_commits
 import torch_direct
+import torch_loss_scale
 from torch_gradients_tools import expect, loss_of, named, residual, run_reporting
 from torch_tools import assert_equal_everywhere, distributed
 
@@ -354,4 +355,6 @@ def scenario_a_step_asks_once(directory):
 
 
 if __name__ == "__main__":
-    run_reporting({**globals(), **vars(torch_direct), **vars(torch_commits)}, sys.argv[1])
+    modules = torch_direct, torch_commits, torch_loss_scale
+    scenarios = {name: value for module in modules for name, value in vars(module).items()}
+    run_reporting({**globals(), **scenarios}, sys.argv[1])
