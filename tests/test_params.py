@@ -231,10 +231,7 @@ def test_auto_by_name():
             {**TOPK, "deepreduce": "index", "policy": ["p0"]},
             r"policy: expected one of .*, got \['p0'",
         ),
-        (
-            {"compressor": "topk", "ratio": 0.01},
-            r"params: expected names of settings, got ratio; did you mean compress_ratio\?$",
-        ),
+        ({"compressor": "topk", "ratio": 0.01}, r"got ratio; did you mean compress_ratio\?$"),
         (
             {**TOPK, "treshold": 0.5, 3: 1},
             r"names of settings, got treshold, 3; did you mean threshold\?$",
