@@ -102,6 +102,7 @@ def _prepare(optimizer, ranks, named):
                 for name, parameter in named.items()
             },
             sends_nothing=lambda slot: False,
+            why_unused=lambda slots: None,
         ),
     )
     return prepare.prepare(optimizer, compressor)
