@@ -8,6 +8,7 @@ import weakref
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from deepreduce_hvd.adapters.backward_pass import BackwardPass
 from deepreduce_hvd.communicators.bucket import label_of
 from deepreduce_hvd.communicators.driver import Driver
 from deepreduce_hvd.communicators.encoding_threads import EncodingThreads
@@ -15,7 +16,6 @@ from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
-from deepreduce_hvd.torch.ddp.backward_pass import BackwardPass
 from deepreduce_hvd.torch.ddp.buckets import Way
 from deepreduce_hvd.torch.ddp.failures import watch
 from deepreduce_hvd.torch.ddp.mirrors import MirroredJob
@@ -161,7 +161,7 @@ class DistributedAdapter(TorchAdapter):
         An error of this rank is sent to the other ranks instead of the exchange.
 
         Args:
-            backward_pass: the :class:`~deepreduce_hvd.torch.ddp.backward_pass.BackwardPass` of the
+            backward_pass: the :class:`~deepreduce_hvd.adapters.backward_pass.BackwardPass` of the
                 job.
             job: the :class:`~deepreduce_hvd.torch.ddp.buckets.BucketJob`.
             slots_and_gradients: function that returns the slots and the gradients.

@@ -67,7 +67,7 @@ class BucketJob:
 
     Args:
         adapter: the :class:`~deepreduce_hvd.torch.ddp.base.DistributedAdapter`.
-        backward_pass: the :class:`~deepreduce_hvd.torch.ddp.backward_pass.BackwardPass` of the
+        backward_pass: the :class:`~deepreduce_hvd.adapters.backward_pass.BackwardPass` of the
             bucket.
         buffer: all gradients of the bucket, (n,), which the averages replace.
         divisor: number by which the sums are divided; None for the number of ranks.
