@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.context import eager_mode
 from tensorflow.python.framework.ops import EagerTensor
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from deepreduce_hvd import statistics
 from deepreduce_hvd.checkpoints import checkpoint
@@ -47,7 +48,9 @@ def local_variable(value, **options):
     unchanged.
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
-        return tf.Variable(value, trainable=False, **options)
+        # tf.Variable would count as made by the tf.function that is being traced, which is an error
+        # after its first call, and a SavedModel may have been that
+        return ResourceVariable(value, trainable=False, **options)
     local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
     return tf.compat.v1.Variable(
         value, trainable=False, collections=local, use_resource=True, **options
