@@ -54,6 +54,12 @@ def momentum_of_memory(memory):
     return getattr(memory, "momentum", 0.0)
 
 
+def momentum_in_use(adapter, slot, memory):
+    """Return the momentum of a slot's memory, which one rank alone does not use: then 0."""
+    own = momentum_of_memory(memory)
+    return 0.0 if own and adapter.sends_nothing(slot) else own
+
+
 class Preparation:
     """What changes in an optimizer's steps, in any framework.
 

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from deepreduce_hvd import container
-from deepreduce_hvd.communicators.wire import PROBE_BYTES
 from deepreduce_hvd.numpy_backend import decode_sum_numpy
 
 #: The columns of stats(), in order, with their meaning.
@@ -55,10 +54,8 @@ FIELDS = {
 
 #: in a summary, below the table
 _NOT_IN_PAYLOADS = (
-    "The columns header, index, value and order are the parts of payloads. The rest of sent B is "
-    f"the probe, {PROBE_BYTES} bytes per compressed gradient, the roll call of a step, the heads "
-    "of collectives in DDP, and gradients that have no payload of their own, such as uncompressed "
-    "ones."
+    "The columns header, index, value and order are the parts of payloads. sent B also has small "
+    "control messages, and gradients without a payload of their own, such as uncompressed ones."
 )
 
 

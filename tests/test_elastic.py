@@ -137,19 +137,26 @@ def test_ranks_that_join_again_and_again_without_a_commit(steps_since):
     job.expect_moment(5 + steps_since)
 
 
+def _expect_one_commit_after_a_loss(job, cut_off, victim, newest):
+    """Commit step ``newest`` after step 3, cut some ranks off, lose one, and check the rest."""
+    job.form({(rank, "deepreduce.elastic.copies.0") for rank in cut_off})
+    outcomes = job.call("save")
+    agreed = newest if outcomes[min({0, 1, 2} - {victim})] is None else 3
+    job.lose(victim)
+    with_copy = (victim + 1) % 3
+    job.fail()
+    assert job.workers[0].model == agreed
+    # the other case warns, and continues from the previous commit
+    if agreed == 3 or outcomes[with_copy] is None:
+        job.expect_moment(agreed)
+
+
 @pytest.mark.usefixtures("saved_in_save_only")
 @pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize("cut_off", [(0,), (1, 2), (0, 1, 2)])
 def test_the_first_commit_after_ranks_have_joined(cut_off, victim):
     job = joined(steps_since=2)
-    job.form({(rank, "deepreduce.elastic.copies.0") for rank in cut_off})
-    outcomes = job.call("save")
-    agreed = 7 if outcomes[min({0, 1, 2} - {victim})] is None else 3
-    job.lose(victim)
-    with_copy = (victim + 1) % 3
-    job.fail()
-    if agreed == 3 or outcomes[with_copy] is None:
-        job.expect_moment(agreed)
+    _expect_one_commit_after_a_loss(job, cut_off, victim, 7)
 
 
 def test_ranks_that_join_while_others_leave():
@@ -184,16 +191,7 @@ def test_a_commit_that_is_complete_on_some_ranks_only(victim, cut_off):
     job.step(3)
     job.expect_success("save")
     job.step(1)
-    job.form({(rank, "deepreduce.elastic.copies.0") for rank in cut_off})
-    outcomes = job.call("save")
-    agreed = 4 if outcomes[min({0, 1, 2} - {victim})] is None else 3
-    job.lose(victim)
-    with_copy = (victim + 1) % 3
-    job.fail()
-    assert job.workers[0].model == agreed
-    # the other case warns, and continues from the previous commit
-    if agreed == 3 or outcomes[with_copy] is None:
-        job.expect_moment(agreed)
+    _expect_one_commit_after_a_loss(job, cut_off, victim, 4)
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])

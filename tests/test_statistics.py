@@ -60,7 +60,7 @@ def test_summary_is_a_table(capsys):
     *lines, note = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:2] == ["parameter", "elements"]
     assert [line.split()[0] for line in lines[1:]] == ["weight", "bias", "total"]
-    assert "The rest of sent B is the probe, 16 bytes per compressed gradient" in note
+    assert "sent B also has small control messages" in note
 
 
 def test_what_is_sent_besides_payloads():

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from deepreduce_hvd.coordination.watch import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import Preparation, momentum_of_memory, undo, warning
+from deepreduce_hvd.preparation import Preparation, momentum_in_use, undo, warning
 from deepreduce_hvd.tensorflow.graph import is_exported
 
 #: optimizer -> the attribute that has its momentum, or None if its update has no momentum
@@ -76,7 +76,7 @@ class _Prepared(_Optimizer):
         if not momentum:
             return super().update_step(gradient, variable, *learning_rate)
         scales = self.momentum_name == "momentum"
-        own = _own_momentum(self.adapter, slot, self.preparation.policy_of(variable))
+        own = momentum_in_use(self.adapter, slot, self.preparation.policy_of(variable).memory)
         factor = self.preparation.learning_rate_factor(own, momentum) if scales else 1.0
         if not learning_rate:
             self._factors[id(self)] = factor
@@ -101,11 +101,14 @@ class _Prepared(_Optimizer):
             return True
         if self.adapter.sends_nothing(slot):
             return False
-        self._warn_of_missing_compression()
+        self._warn_of_missing_compression(gradient)
         return True
 
-    def _warn_of_missing_compression(self):
-        """Warn once if no gradient at all has passed the compressor."""
+    def _warn_of_missing_compression(self, gradient):
+        """Warn once if no gradient at all has passed the compressor.
+
+        A step of zeros, which only creates the state of the optimizer, says nothing.
+        """
         adapter = self.adapter
         if (
             adapter in self._unused
@@ -113,6 +116,7 @@ class _Prepared(_Optimizer):
             or not adapter.transport.includes_this_rank
             or not adapter.slots  # after ``close``
             or any(slot.reduced for slot in adapter.slots.values())
+            or (tf.executing_eagerly() and not tf.math.count_nonzero(gradient))
         ):
             return
         self._unused.add(adapter)
@@ -142,11 +146,6 @@ class _Prepared(_Optimizer):
             " tape=tape); under Keras 3, where this optimizer never reduces, set"
             " TF_USE_LEGACY_KERAS=1, or use hvd.DistributedGradientTape and the optimizer itself"
         )
-
-
-def _own_momentum(adapter, slot, policy):
-    """Return the momentum of a slot's memory, 0 if the memory is not used."""
-    return 0.0 if adapter.sends_nothing(slot) else momentum_of_memory(policy.memory)
 
 
 def is_prepared(optimizer):
@@ -281,7 +280,9 @@ def prepare(optimizer, compressor):
             (
                 momentum,
                 preparation.factors(
-                    _own_momentum(compressor.adapter, compressor.adapter.slots[label], policy),
+                    momentum_in_use(
+                        compressor.adapter, compressor.adapter.slots[label], policy.memory
+                    ),
                     momentum,
                     scales_learning_rate=scales,
                 )

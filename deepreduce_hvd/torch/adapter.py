@@ -92,7 +92,7 @@ class Adapter(TorchAdapter):
             handshake.agree(self)
         self._delivered = False
         if owner is not DIRECT and "momentum" not in self._warned:
-            message = momentum_warning(owner, self.compressor, "before hvd.DistributedOptimizer")
+            message = momentum_warning(owner, self.compressor)
             if message is not None:
                 self._warn_once("momentum", message)
         last = self._steps.last_of(owner)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import Preparation, momentum_of_memory, undo, warning
+from deepreduce_hvd.preparation import Preparation, momentum_in_use, undo, warning
 from deepreduce_hvd.torch.slot import Slot
 from deepreduce_hvd.torch.unattached import warn_if_unused
 
@@ -150,13 +150,12 @@ class _Prepared(_Optimizer):
         factors_of: dict[float, tuple[float, float] | None] = {}
         by_factors: dict[tuple[float, float], list] = {}
         rest = []
-        sends_nothing = self.preparation.compressor.adapter.sends_nothing
+        adapter = self.preparation.compressor.adapter
         for parameter in group["params"]:
             factors = None
             if self._compresses(parameter):
-                own = momentum_of_memory(self.preparation.policy_of(parameter).memory)
-                if own and sends_nothing(self.slots[parameter]):
-                    own = 0.0  # the memory is not used
+                memory = self.preparation.policy_of(parameter).memory
+                own = momentum_in_use(adapter, self.slots[parameter], memory)
                 if own not in factors_of:
                     factors_of[own] = _factors(self.preparation, own, group)
                 factors = factors_of[own]
@@ -351,7 +350,13 @@ def prepare(optimizer, compressor):
         [
             (
                 momentum_of(group),
-                _factors(preparation, momentum_of_memory(policies[parameter].memory), group)
+                _factors(
+                    preparation,
+                    momentum_in_use(
+                        compressor.adapter, slots[parameter], policies[parameter].memory
+                    ),
+                    group,
+                )
                 if preparation.compresses(parameter)
                 else None,
             )

@@ -10,7 +10,14 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from ddp_tools import CODEC, Network, assert_equal_everywhere, distributed, loss_of
+from ddp_tools import (
+    CODEC,
+    Network,
+    assert_equal_everywhere,
+    distributed,
+    loss_of,
+    warnings_of_two_steps,
+)
 from scenario_runner import refused
 from torch.nn.parallel import DistributedDataParallel
 
@@ -200,14 +207,9 @@ def scenario_momentum_of_each_optimizer_is_checked(directory):
             elif momentum and delayed.intersection(own):
                 forgotten = True
             optimizers.append(optimizer)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for step in range(2):
-                network.zero_grad()
-                loss_of(model, step, dist.get_rank()).backward()
-                draw.shuffle(optimizers)
-                for optimizer in optimizers:
-                    optimizer.step()
+        caught = warnings_of_two_steps(
+            network, model, lambda: draw.sample(optimizers, len(optimizers))
+        )
         messages = [str(one.message) for one in caught if "momentum" in str(one.message)]
         assert len(messages) == forgotten, f"seed {seed}: {owners} {optimizers} {messages}"
         assert compressor.adapter not in base._unchecked
@@ -225,12 +227,7 @@ def scenario_a_model_that_is_not_registered(directory):
         dr.prepare(optimizer, compressor)
         if registers:
             compressor.register(model)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for step in range(2):
-                network.zero_grad()
-                loss_of(model, step, dist.get_rank()).backward()
-                optimizer.step()
+        caught = warnings_of_two_steps(network, model, lambda: [optimizer])
         unregistered = (
             f"torch.distributed has {dist.get_world_size()} ranks, but the compressor is not"
             " registered with a model; call register(ddp_model)"

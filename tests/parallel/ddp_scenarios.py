@@ -11,6 +11,7 @@ import ddp_random
 import ddp_registration
 import ddp_schedule
 import ddp_states
+import ddp_tools
 import ddp_uncompressed
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from ddp_tools import (
     gradients_of,
     loss_of,
     main,
+    warnings_of_two_steps,
 )
 from torch.nn.parallel import DistributedDataParallel
 
@@ -263,16 +265,11 @@ def scenario_momentum_is_warned_about_and_prepared(directory):
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
         if prepared:
             dr.prepare(optimizer, compressor)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for step in range(2):
-                network.zero_grad()
-                loss_of(model, step, dist.get_rank()).backward()
-                optimizer.step()
+        caught = warnings_of_two_steps(network, model, lambda: [optimizer])
         found = [one for one in caught if "momentum" in str(one.message)]
         assert len(found) == (not prepared), found
         for one in found:
-            assert one.filename == __file__, one
+            assert one.filename == ddp_tools.__file__, one  # at the call of step
             assert str(one.message).endswith("before you create a learning rate scheduler"), one
         assert_equal_everywhere(network.named_parameters(), f"momentum {prepared}")
 

@@ -8,6 +8,7 @@ import faulthandler
 import sys
 import traceback
 import types
+import warnings
 import zlib
 
 import numpy as np
@@ -53,6 +54,18 @@ class Network(torch.nn.Module):
 def batch(step, rank, dtype=torch.float32):
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return torch.randn(8, 3, 4, 4, generator=generator).to(dtype)
+
+
+def warnings_of_two_steps(network, model, optimizers):
+    """Train for two steps, and return the warnings. ``optimizers`` returns those of a step."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(2):
+            network.zero_grad()
+            loss_of(model, step, dist.get_rank()).backward()
+            for optimizer in optimizers():
+                optimizer.step()
+    return caught
 
 
 def loss_of(network, step, rank, branch=True):

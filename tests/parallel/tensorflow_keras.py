@@ -260,6 +260,14 @@ def scenario_a_prepared_optimizer_without_compression_is_warned_of(directory):
         assert not said
         np.testing.assert_allclose(weights, expected, rtol=1e-6)
 
+    network, compressor = made()  # a step of zeros creates the state of an optimizer
+    optimizer = dr.prepare(tf.keras.optimizers.SGD(0.01, momentum=0.5), compressor)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.apply_gradients(
+            [(tf.zeros_like(one), one) for one in network.trainable_variables]
+        )
+
 
 def scenario_one_rank_saves_a_model(directory):
     """It saves the optimizer too, as without compression, and all ranks continue to train."""
