@@ -77,17 +77,27 @@ def _build(folder, sanitizer):
     return link(folder / "library.so", objects, [*checked, "-Wl,-Bsymbolic,-z,defs"])
 
 
-def kernels_and_core():
-    """Return the objects that the GPU operators are linked with.
+def core():
+    """Return the package's core for the host, as objects or a library.
 
-    They are the emulated kernels, the emulator, and the package's core for the host.
+    An in-place build has left it. Without one, it is compiled.
     """
-    build()
-    core = [
+    library = ROOT / "build" / "native" / "libdeepreduce_core.a"
+    if library.exists():
+        return [library]
+    sources = [
         path
         for path in sorted(CORE.rglob("*.cc"))
         if path.name != "python.cc" and "cuda" not in path.parts
     ]
+    return compile_sources(sources, "pretend_cuda/core", ["-O1", "-std=c++17", f"-I{CORE}"])
+
+
+def kernels_and_core():
+    """Return what the GPU operators are linked with.
+
+    These are the objects of the emulated kernels and of the emulator, and the package's core.
+    """
+    build()
     emulated = [*sorted((CORE / "cuda").rglob("*.cu")), SCHEDULER]
-    made = [_folder() / f"{path.relative_to(ROOT)}.o" for path in emulated]
-    return made + compile_sources(core, "pretend_cuda/core", ["-O1", "-std=c++17", f"-I{CORE}"])
+    return [*(_folder() / f"{path.relative_to(ROOT)}.o" for path in emulated), *core()]

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 import build_cuda  # noqa: E402
+import emulation_build  # noqa: E402
 import nvcc  # noqa: E402
 from check_cuda_operators import tensorflow, toolkit_includes  # noqa: E402
 from incremental_build import compile_all  # noqa: E402
@@ -64,11 +65,14 @@ def library(tmp_path_factory):
         *(word for include in toolkit_includes(path) for word in ("-isystem", include)),
     ]
 
-    for top, options in (("tf_ops", of_tensorflow), (core, ["-std=c++17"])):
-        sources = sorted((ROOT / top).rglob("*.cc"))
-        names = [file.relative_to(ROOT) for file in sources if file.name != "python.cc"]
-        folder, command = ROOT / "build/cuda_check/host", [*common, *options]
-        objects += compile_all(names, folder, command, root=ROOT)
+    sources = sorted((ROOT / "tf_ops").rglob("*.cc"))
+    objects += compile_all(
+        [path.relative_to(ROOT) for path in sources],
+        ROOT / "build/cuda_check/host",
+        [*common, *of_tensorflow],
+        root=ROOT,
+    )
+    objects += emulation_build.core()
     plan = subprocess.run(
         [path, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"],
         capture_output=True,
