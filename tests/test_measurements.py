@@ -59,6 +59,7 @@ class Recorder:
 
     def __init__(self):
         self.sums = []
+        self.last = None  # what was summed last
 
     def name(self, label):
         return label
@@ -76,6 +77,7 @@ class Recorder:
 
     def allreduce_in_place(self, array, name):
         self.sums.append((name.rpartition(".")[0], array.nbytes))
+        self.last = array
         return 0
 
     def test(self, handle):
@@ -96,3 +98,18 @@ def test_sums_are_timed_as_horovod_makes_them():
     assert largest in one.sums and ("allreduce.16777216", 1 << 23) in one.sums
     # in float16, the same gradient has half of the bytes
     assert ("allreduce_fp16.67108864", 1 << 25) in one.sums
+
+
+def test_timed_sums_have_the_range_of_gradients():
+    """Horovod's time for float16 depends on the values.
+
+    The logarithms of a ResNet-18's and a transformer's gradients have standard deviations of 1.3
+    and 2.2, those of normal numbers 1.1. In float16, 1 % and 39 % of them are subnormal.
+    """
+    recorder = Recorder()
+    network_tables(recorder, recorder, [1 << 16])
+    assert recorder.last.dtype == np.float16
+    magnitudes = np.abs(recorder.last.astype(np.float32))
+    assert 1.3 < np.log(magnitudes[magnitudes > 0]).std() < 2.2
+    assert 0.01 < (magnitudes < 2**-14).mean() < 0.39
+    assert 0 < magnitudes.max() < 1
