@@ -13,6 +13,11 @@ import numpy as np
 from deepreduce_hvd.coordination.peers import ranks_text
 from deepreduce_hvd.errors import InvalidArgumentError
 
+#: How often a rank repeats its number in elastic training. When a rank is killed, another one may
+#: already send a message of Horovod's next cycle to one that still waits in this allreduce. Gloo
+#: aborts the process if the message, of 8 bytes or a few more, is longer than the part of the
+#: allreduce that it takes it for. That part has half of a rank's numbers.
+REPEATED = 16
 _MOST_SECONDS = 10.0
 _PAUSE_SECONDS = 1e-3
 
@@ -23,17 +28,19 @@ class RollCall:
     Args:
         transport: transport of the group of ranks. All ranks of the group make this call.
         label: first part of the collective's name.
+        repeated: how often each rank repeats its number, the same on all ranks.
 
     Attributes:
         sent_bytes: bytes that this rank hands to the collective.
     """
 
-    def __init__(self, transport, label):
+    def __init__(self, transport, label, repeated=1):
         self._transport = transport
-        places = np.zeros(transport.size, dtype=np.float32)
+        self._repeated = repeated
+        places = np.zeros((transport.size, repeated), dtype=np.float32)
         places[transport.rank] = 1
         self.sent_bytes = places.nbytes
-        self._handle = transport.allreduce(places, f"{label}.ranks")
+        self._handle = transport.allreduce(places.reshape(-1), f"{label}.ranks")
         self._missing = None
 
     def query(self):
@@ -42,7 +49,7 @@ class RollCall:
     def result(self):
         """Return the list of ranks that do not take part. Blocks."""
         if self._missing is None:
-            places = self._transport.wait(self._handle)
+            places = self._transport.wait(self._handle)[:: self._repeated]
             self._missing = [
                 rank for rank, place in zip(self._transport.ranks, places) if place == 0
             ]

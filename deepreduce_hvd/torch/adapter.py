@@ -11,7 +11,7 @@ from deepreduce_hvd.communicators.bucket import BucketMember
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.coordination.elastic import expect_keeper
-from deepreduce_hvd.coordination.roll_call import RollCall
+from deepreduce_hvd.coordination.roll_call import REPEATED, RollCall
 from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch import results, unnamed
@@ -161,7 +161,8 @@ class Adapter(TorchAdapter):
 
     def _call_ranks(self, label):
         """Start a roll call."""
-        return RollCall(self.transport, collective_name(self.compressor.number, label))
+        repeated = 1 if self.elastic is None else REPEATED
+        return RollCall(self.transport, collective_name(self.compressor.number, label), repeated)
 
     def _member(self, slot, tensor, copies, loss_scale, held):
         """Return the bucket member of a gradient, or one that failed."""
