@@ -24,9 +24,10 @@ _AT_MOST = 20
 _AT_MOST_FAST = 4
 #: jobs of ranks at a time, on any machine
 _MOST_JOBS = 6
-#: Linux' prctl option, and nanoseconds by which it may wake up a thread late. Ranks that wait sleep
-#: for 1 µs at a time in Horovod. With the default of 50 µs, this takes much of the cores.
-_SET_TIMER_SLACK, _TIMER_SLACK = 29, 1_000_000
+#: PR_SET_TIMERSLACK of Linux, and the nanoseconds by which a sleep may end late. While ranks wait for
+#: each other, Horovod sleeps for 1 µs at a time. With Linux' default of 50,000 ns, the many short
+#: sleeps take a part of the cores.
+_PR_SET_TIMERSLACK, _TIMER_SLACK = 29, 1_000_000
 #: every run shows where its time goes
 _DURATIONS = ("--durations=25", "--durations-min=2")
 
@@ -44,7 +45,7 @@ def run(title, *options):
 def sleep_longer():
     """Let this process and those that it starts wake up less often, if the system can."""
     with contextlib.suppress(OSError, AttributeError):  # no C library, or one without prctl
-        ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, ctypes.c_ulong(_TIMER_SLACK), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_TIMER_SLACK), 0, 0, 0)
 
 
 def main():

@@ -20,18 +20,14 @@ from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.slow
 
-#: A C++ compiler that keeps its objects: the builds of all tests here have the same sources. Each
-#: environment has its own path to the same headers, or its own copy.
+#: a C++ compiler that keeps its objects: the builds of all tests here have the same sources
 COMPILER = """#!{python}
-import hashlib, os, pathlib, re, shutil, subprocess, sys
+import hashlib, pathlib, shutil, subprocess, sys
 words = sys.argv[1:]
-def same(word):
-    path = word.removeprefix("-I")
-    return re.sub(".*/site-packages/", "", os.path.realpath(path)) if path[:1] == "/" else word
 if "-c" not in words:
     sys.exit(subprocess.call(["g++", *words]))
 target, dependencies, source = (words[words.index(name) + 1] for name in ("-o", "-MF", "-c"))
-key = [same(word) for word in words if word not in (target, dependencies)]
+key = [word for word in words if word not in (target, dependencies)]
 key = hashlib.sha256(repr(key).encode() + pathlib.Path(source).read_bytes()).hexdigest()
 kept = pathlib.Path(__file__).parent / key
 if not kept.exists():

@@ -57,7 +57,8 @@ class Recorder:
 
     merges_sums = True
 
-    def __init__(self):
+    def __init__(self, rank=0):
+        self.rank = rank
         self.sums = []
         self.last = None  # what was summed last
 
@@ -100,16 +101,10 @@ def test_sums_are_timed_as_horovod_makes_them():
     assert ("allreduce_fp16.67108864", 1 << 25) in one.sums
 
 
-def test_timed_sums_have_the_range_of_gradients():
-    """Horovod's time for float16 depends on the values.
-
-    The logarithms of a ResNet-18's and a transformer's gradients have standard deviations of 1.3
-    and 2.2, those of normal numbers 1.1. In float16, 1 % and 39 % of them are subnormal.
-    """
-    recorder = Recorder()
-    network_tables(recorder, recorder, [1 << 16])
-    assert recorder.last.dtype == np.float16
-    magnitudes = np.abs(recorder.last.astype(np.float32))
-    assert 1.3 < np.log(magnitudes[magnitudes > 0]).std() < 2.2
-    assert 0.01 < (magnitudes < 2**-14).mean() < 0.39
-    assert 0 < magnitudes.max() < 1
+def test_each_rank_sums_values_of_its_own():
+    """Horovod sums equal float16 values faster (benchmarks/float16_sums.py)."""
+    one, other = Recorder(0), Recorder(1)
+    for recorder in (one, other):
+        network_tables(recorder, recorder, [1 << 16])
+        assert recorder.last.dtype == np.float16
+    assert (one.last != other.last).mean() > 0.99

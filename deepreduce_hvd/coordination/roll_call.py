@@ -13,10 +13,11 @@ import numpy as np
 from deepreduce_hvd.coordination.peers import ranks_text
 from deepreduce_hvd.errors import InvalidArgumentError
 
-#: How often a rank repeats its number in elastic training. When a rank is killed, another one may
-#: already send a message of Horovod's next cycle to one that still waits in this allreduce. Gloo
-#: aborts the process if the message, of 8 bytes or a few more, is longer than the part of the
-#: allreduce that it takes it for. That part has half of a rank's numbers.
+#: How often each rank repeats its number in elastic training. When a rank is killed during a sum,
+#: Horovod 0.28.1 on another rank continues with its next message, of 8 bytes or a few more. A third
+#: rank may still wait for a part of the sum. If the message is longer than this part, Gloo aborts
+#: the rank ("op.preamble.length <= op.nbytes"). Gloo splits a sum of n ranks into 2 n parts, so a
+#: part has half of the numbers of one rank, 32 bytes.
 REPEATED = 16
 _MOST_SECONDS = 10.0
 _PAUSE_SECONDS = 1e-3

@@ -64,7 +64,7 @@ def gather_overlap(figures, transport):
 
     A message that waits for another one of the same size takes less time than one alone.
     """
-    array = np.resize(_random_values(), _SMALL // 4).view(np.uint8)
+    array = np.resize(random_values(transport.rank), _SMALL // 4).view(np.uint8)
     seconds = []
     for count in (1, _TOGETHER):
         own = [_timed_together(figures, transport, array, count) for _ in range(_REPEATS_OF_SMALL)]
@@ -88,21 +88,19 @@ def _timed_together(figures, transport, array, count):
     return time.perf_counter() - started
 
 
-def _random_values():
-    """Return values whose magnitudes differ by as much as those of gradients.
+def random_values(rank):
+    """Return (n,) float32 random values.
 
-    Horovod takes longer to sum float16 if magnitudes differ more, and if some are subnormal.
+    Each rank has others: Horovod takes less time to sum float16 if all ranks have the same values.
     """
-    draw = np.random.default_rng(0)
-    spread = np.exp(draw.standard_normal(_VALUES, np.float32))
-    return spread * draw.standard_normal(_VALUES, np.float32)
+    return np.random.default_rng(rank).standard_normal(_VALUES, np.float32)
 
 
 def _repeated(figures, transport, kind, size, repeats, merged):
     """Return a list of seconds of a collective of ``size`` bytes, each of the slowest rank."""
     dtype = np.dtype(_COLLECTIVES[kind])
     # float16 sums of zeros take less time than those of gradients
-    array = np.resize(1e-3 * _random_values(), size // dtype.itemsize).astype(dtype)
+    array = np.resize(1e-3 * random_values(transport.rank), size // dtype.itemsize).astype(dtype)
     # a sum takes the place of its input, so each repetition gets a new copy
     own = [_timed(figures, transport, kind, array.copy(), merged) for _ in range(repeats)]
     return figures.slowest(transport, own)

@@ -20,12 +20,6 @@ _SECONDS = 240  # time limit of a wait, for a busy machine
 #: then wait for it until Gloo's time-out, in about one job of four. With 15 s, workers that start
 #: on an overloaded machine join too late for the others.
 _GLOO_SECONDS = "30"
-#: What Gloo says before it aborts a survivor, in a few jobs of a hundred. When a rank is killed, one
-#: survivor may already be in Horovod's next cycle while another one still waits in an allreduce of
-#: the last cycle. Both have the same tag, and Gloo's thread throws if the sizes do not match. Horovod
-#: then has too few hosts to go on. No program can catch this, so the job starts again.
-_ABORTED = "op.preamble.length <= op.nbytes"
-_MOST_STARTS = 3
 
 
 class Job:
@@ -117,12 +111,11 @@ class Job:
         self.said.close()
 
 
-def come_and_go(directory, start, removal, killed=True, keeps=True):
+def come_and_go(job, removal, killed=True, keeps=True):
     """Let one rank join, kill or remove one, and remove another one.
 
     Args:
-        directory: an empty folder.
-        start: function of a folder that starts a :class:`Job` in it.
+        job: the :class:`Job`.
         removal: whether the last rank leaves ``"after a commit"`` or ``"without a commit"``.
         killed: whether the second change kills a rank; otherwise it is removed.
         keeps: whether the memories are never all zero, as after a plan without compression.
@@ -130,18 +123,6 @@ def come_and_go(directory, start, removal, killed=True, keeps=True):
     Returns:
         The record of the last start of training.
     """
-    for number in range(_MOST_STARTS):
-        own = directory / str(number)
-        own.mkdir()
-        try:
-            return _come_and_go(start(own), removal, killed, keeps)
-        except (AssertionError, pytest.fail.Exception):
-            aborted = killed and _ABORTED in (own / "said").read_text()
-            if not aborted or number == _MOST_STARTS - 1:
-                raise
-
-
-def _come_and_go(job, removal, killed, keeps):
     try:
         steps = [job.wait_for(2)]
         job.set_hosts("localhost:2", "127.0.0.1:1")

@@ -23,10 +23,8 @@ pytestmark = [
     ],
 )
 def test_ranks_come_and_go(tmp_path, settings, removal):
-    def start(directory):
-        return Job(directory, "tensorflow_elastic.py", settings, "ours")
-
-    come_and_go(tmp_path, start, removal, keeps=settings != "auto")
+    job = Job(tmp_path, "tensorflow_elastic.py", settings, "ours")
+    come_and_go(job, removal, keeps=settings != "auto")
 
 
 def test_a_state_that_does_not_keep_the_compressor_is_refused(tmp_path):

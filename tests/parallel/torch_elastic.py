@@ -15,6 +15,14 @@ from torch_tools import assert_equal_everywhere, backward, distributed, model, s
 import deepreduce_hvd as dr
 
 
+def expect_a_long_roll_call(compressor):
+    """Check that what is sent beside payloads and probes is long enough for Gloo."""
+    rows = [row for row in compressor.stats().values() if row["path"] != "dense"]
+    parts = ("header_bytes", "index_bytes", "value_bytes", "order_bytes")
+    beside = sum(row["sent_bytes"] - 16 - sum(row[part] for part in parts) for row in rows)
+    assert beside == 64 * hvd.size(), f"expected 64 bytes per rank, got {beside / hvd.size()}"
+
+
 def main(directory, communicator):
     directory = pathlib.Path(directory)
     elastic_worker.announce(directory)
@@ -34,6 +42,8 @@ def main(directory, communicator):
         backward(network, number)
         optimizer.step()
         assert_equal_everywhere(network.named_parameters(), f"step {number + 1}")
+        if isinstance(communicator, dr.Allgather):
+            expect_a_long_roll_call(compressor)
 
     def snapshot():
         flat = [one.detach().double().reshape(-1) for one in network.parameters()]
