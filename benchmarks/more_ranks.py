@@ -1,6 +1,6 @@
 """Compare predicted and measured steps for more and more ranks.
 
-    python benchmarks/more_ranks.py [--hosts 2,4,8] [--link 100mbit]
+    python benchmarks/more_ranks.py [--hosts 2,4,8] [--link 100mbit] [--steps 15]
 
 Hosts are network namespaces of this machine, with one rank each. They repeat the steps of a network
 of 1.4 million parameters. Its backward pass sleeps, so that many ranks can share few cores. A job
@@ -32,7 +32,7 @@ _PROFILED = 2  # hosts of the profile
 _MOST = 1024  # ranks
 
 
-def measured(hosts, link):
+def measured(hosts, link, steps):
     """Return {row: its figures} of one job, and the profile if it measured one."""
     rows, profiles = {}, []
 
@@ -43,7 +43,7 @@ def measured(hosts, link):
             rows[row["row"]] = row
 
     with Hosts(hosts, link) as network:
-        words = [HERE / "more_ranks_worker.py", int(hosts == _PROFILED)]
+        words = [HERE / "more_ranks_worker.py", int(hosts == _PROFILED), steps]
         run_job(network, words, _LONGEST, report)
     return rows, profiles[0] if profiles else None
 
@@ -103,6 +103,7 @@ def main():
     )
     parser.add_argument("--hosts", default="2,4,8", help="comma-separated; the first is 2")
     parser.add_argument("--link", default="100mbit")
+    parser.add_argument("--steps", type=int, default=15, help="measured steps of each row")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "more-ranks.json")
     arguments = parser.parse_args()
     try:
@@ -116,7 +117,7 @@ def main():
         sys.exit("\n".join(found))
     started, profile, rows = time.perf_counter(), None, []
     for count in hosts:
-        steps, own = measured(count, arguments.link)
+        steps, own = measured(count, arguments.link, arguments.steps)
         profile = profile or own
         for name, figures in steps.items():
             expected = predicted(name, profile, count)

@@ -1,6 +1,6 @@
-"""One rank of benchmarks/more_more_ranks.py: steps whose backward pass sleeps, and real exchanges.
+"""One rank of benchmarks/more_ranks.py: steps whose backward pass sleeps, and real exchanges.
 
-Argument: whether to measure a profile first, 0 or 1.
+Arguments: whether to measure a profile first, 0 or 1, and the number of measured steps of each row.
 """
 
 import json
@@ -12,10 +12,10 @@ from decisions import decide
 from more_ranks_rows import COMMUNICATORS, DENSE, NONE
 from replay_worker import Messages, Replay
 
-_WARM_UP, _STEPS = 2, 15  # of each row
+_WARM_UP = 2  # steps of each row before the measured ones
 
 
-def main(with_profile):
+def main(with_profile, steps):
     total = sum(LAYERS)
     table = [(f"layer{n}", (d,), BACKWARD * d / total) for n, d in enumerate(LAYERS)]
     replay = Replay(table, FORWARD)
@@ -37,7 +37,7 @@ def main(with_profile):
     for name in COMMUNICATORS:
         replay.compressed(name, communicator=getattr(dr, name)())
     taken = {name: [] for name in (NONE, DENSE, *COMMUNICATORS)}
-    for number in range(_WARM_UP + _STEPS):
+    for number in range(_WARM_UP + steps):
         for name, seconds in taken.items():
             spent = replay.step(name)
             if number >= _WARM_UP:
@@ -49,9 +49,9 @@ def main(with_profile):
             seconds=statistics.median(seconds),
             fastest=min(seconds),
             slowest=max(seconds),
-            steps=_STEPS,
+            steps=steps,
         )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] == "1")
+    main(sys.argv[1] == "1", int(sys.argv[2]))

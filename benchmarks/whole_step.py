@@ -1,7 +1,7 @@
 """Measure whole training steps of a residual network and of a transformer on 2 hosts.
 
     python benchmarks/whole_step.py [--networks resnet18,transformer] [--link 1gbit] [--turns 5]
-        [--cycles 1,5]
+        [--cycles 1,5] [--examples N]
 
 Every network is one job of Horovod on two hosts (network namespaces of this machine), with a real
 forward and backward pass. The rows of a job run in turns of a few steps. "No exchange" trains each
@@ -22,17 +22,17 @@ from jobs import run_job
 from links import bits_per_second
 from measure import split_choices, write
 from network import Network, NetworkError, problems
-from whole_step_rows import LOCAL, NETWORKS
+from whole_step_rows import EXAMPLES, LOCAL, NETWORKS
 
 HERE = pathlib.Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
 _LONGEST = 900  # maximum seconds of one job
 
 
-def measured(network, link, name, cycle, turns):
+def measured(network, link, name, cycle, turns, examples):
     """Return the rows of one job, and print them."""
     rows = []
-    command = [HERE / "whole_step_worker.py", name, turns]
+    command = [HERE / "whole_step_worker.py", name, turns, examples or EXAMPLES[name]]
     variables = {"HOROVOD_CYCLE_TIME": str(cycle)}
     run_job(network, command, _LONGEST, rows.append, variables=variables)
     local = next(row["seconds"] for row in rows if row["row"] == LOCAL)
@@ -58,6 +58,9 @@ def main():
     parser.add_argument("--link", default="1gbit")
     parser.add_argument("--cycles", default="1,5", help="milliseconds, comma-separated")
     parser.add_argument("--turns", type=int, default=5, help="turns of each row, of 4 steps")
+    parser.add_argument(
+        "--examples", type=int, help="examples of a batch on each rank (default: by network)"
+    )
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "whole-step.json")
     arguments = parser.parse_args()
     split_choices(parser, arguments, "networks", NETWORKS, ",")
@@ -68,7 +71,9 @@ def main():
     rows, started = [], time.perf_counter()
     with Network(2, arguments.link) as network:
         for name, cycle in itertools.product(arguments.networks, cycles):
-            rows += measured(network, arguments.link, name, cycle, arguments.turns)
+            rows += measured(
+                network, arguments.link, name, cycle, arguments.turns, arguments.examples
+            )
     write(arguments.output, {"rows": rows})
     print(f"{arguments.output} written; {time.perf_counter() - started:.0f} s")
 

@@ -1,6 +1,6 @@
 """One rank of benchmarks/whole_step.py.
 
-Arguments: the network and the number of turns of each row.
+Arguments: the network, the number of turns of each row, and the number of examples of a batch.
 """
 
 import collections
@@ -23,7 +23,6 @@ from whole_step_rows import DEFAULT, LOCAL, ROWS
 import deepreduce_hvd as dr
 
 _WORDS, _WIDTH, _TOKENS = 8192, 512, 64  # of the transformer
-_EXAMPLES = {"resnet18": 8, "transformer": 4}  # of a batch
 _REPEATS = 5
 
 
@@ -77,9 +76,8 @@ class Transformer(torch.nn.Module):
         return (hidden @ self.embedding.weight.T).flatten(0, 1)
 
 
-def batch_of(name, draw):
+def batch_of(name, examples, draw):
     """Return inputs and classes for one step."""
-    examples = _EXAMPLES[name]
     if name == "resnet18":
         return torch.randn(examples, 1, 28, 28, generator=draw), torch.randint(
             10, (examples,), generator=draw
@@ -122,7 +120,7 @@ def processor_seconds():
     return spent
 
 
-def main(name, turns):
+def main(name, turns, examples):
     job = HorovodJob()
     make = {"resnet18": resnet18, "transformer": Transformer}[name]
     draw = torch.Generator().manual_seed(job.rank)
@@ -137,7 +135,7 @@ def main(name, turns):
 
     def step(row):
         model, optimizer, _ = trained[row]
-        inputs, classes = batch_of(name, draw)
+        inputs, classes = batch_of(name, examples, draw)
         started = time.perf_counter()
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(inputs), classes).backward()
@@ -175,4 +173,4 @@ def main(name, turns):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

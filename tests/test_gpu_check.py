@@ -118,11 +118,18 @@ def test_steps_are_measured_on_the_host_too(tmp_path):
     output = tmp_path / "steps.json"
     options = ["--device", "cpu", "--small", "--networks", "transformer", "--output", output]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for framework in ("ddp", "ddp"):  # the second run replaces the rows of the first one
-        command = [sys.executable, "benchmarks/gpu_step.py", framework, *map(str, options)]
-        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-    rows = {row["row"]: row for row in json.loads(output.read_text())}
+    # of an earlier run: this one replaces the first, and keeps the second
+    earlier = [
+        {"framework": name, "ranks": 1, "network": "transformer", "row": "of another run"}
+        for name in ("ddp", "horovod")
+    ]
+    output.write_text(json.dumps(earlier))
+    command = [sys.executable, "benchmarks/gpu_step.py", "ddp", *map(str, options)]
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    kept, *found = json.loads(output.read_text())
+    assert kept == earlier[1]
+    rows = {row["row"]: row for row in found}
     assert list(rows) == ["no exchange", "none", "fp16", "default", "Rice, QSGD", "Rice, Deflate"]
     assert rows["none"]["sent_bytes"] is None
     assert 0 < rows["Rice, QSGD"]["sent_bytes"] < rows["Rice, Deflate"]["sent_bytes"]

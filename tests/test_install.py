@@ -20,23 +20,29 @@ from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.slow
 
-#: a C++ compiler that keeps its objects: the builds of all tests here have the same sources
-COMPILER = """#!{python}
-import hashlib, pathlib, shutil, subprocess, sys
+#: a C++ compiler that keeps its objects: the builds of all tests here have the same sources, and
+#: find the same headers by different paths
+COMPILER = """#!{python} -IS
+import hashlib, os, shutil, subprocess, sys
 words = sys.argv[1:]
 if "-c" not in words:
     sys.exit(subprocess.call(["g++", *words]))
+def known(word):
+    option, path = word[:2] * word.startswith("-I"), word.removeprefix("-I")
+    return option + os.path.realpath(path).rpartition("/site-packages/")[2] if os.path.isabs(path) else word
 target, dependencies, source = (words[words.index(name) + 1] for name in ("-o", "-MF", "-c"))
-key = [word for word in words if word not in (target, dependencies)]
-key = hashlib.sha256(repr(key).encode() + pathlib.Path(source).read_bytes()).hexdigest()
-kept = pathlib.Path(__file__).parent / key
-if not kept.exists():
+key = [known(word) for word in words if word not in (target, dependencies)]
+with open(source, "rb") as file:
+    key = hashlib.sha256(repr(key).encode() + file.read()).hexdigest()
+kept = os.path.join(os.path.dirname(__file__), key)
+if not os.path.exists(kept):
     done = subprocess.call(["g++", *words])
     if done != 0:
         sys.exit(done)
     shutil.copyfile(target, kept)
 shutil.copyfile(kept, target)
-pathlib.Path(dependencies).write_text(f"{{target}}: {{source}}")
+with open(dependencies, "w") as file:
+    file.write(f"{{target}}: {{source}}")
 """
 ROOT = Path(__file__).resolve().parent.parent
 SITE = Path(sysconfig.get_paths()["purelib"])

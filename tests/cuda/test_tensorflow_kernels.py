@@ -7,8 +7,8 @@ import pathlib
 import numpy as np
 import pytest
 from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE, gradient
-from launch import horovodrun, report_of
-from sampling import parametrize_product
+from launch import horovodrun, report_of, scenarios
+from sampling import one_of, parametrize_product
 from tensorflow_kernels import CASES, DTYPES, HOST, RECOMMENDED, outcome, table_of, tf
 
 import deepreduce_hvd as dr
@@ -186,6 +186,12 @@ def test_readers_of_a_residual_see_no_later_step(kernels):
     assert not before.numpy().any() and residual.numpy().any()
 
 
+#: the scenarios of tests/parallel that pass on one device and on the other
+_MODULES = ("scenarios", "several", "states", "variables", "refusals", "keras")
+_EVERYWHERE = [name for module in _MODULES for name in scenarios(f"tensorflow_{module}.py")]
+#: the scenario of pretend_tensorflow/on_simulated_gpu.py
+_ON_THE_GPU = "compressed_on_the_gpu"
+_ON_THE_HOST = (*one_of(3, _EVERYWHERE), _ON_THE_GPU)
 #: scenarios of tests/parallel that depend on whether a collective runs on the host or with NCCL
 _WITH_NCCL = (
     "average_is_the_mean_of_what_payloads_decode_to",
@@ -196,17 +202,14 @@ _WITH_NCCL = (
     "embeddings",
     "two_compressors_in_one_function",
     "a_non_finite_gradient_reaches_every_rank",
-    "compressed_on_the_gpu",
+    _ON_THE_GPU,
 )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
-@pytest.mark.parametrize(("collectives", "scenarios"), [("host", ()), ("nccl", _WITH_NCCL)])
-def test_two_ranks_train_as_on_the_host(collectives, scenarios, tmp_path):
-    """TensorFlow's scenarios pass on stock Horovod with variables on a simulated GPU.
-
-    ``scenarios`` is () for all of them.
-    """
+@pytest.mark.parametrize(("collectives", "wanted"), [("host", _ON_THE_HOST), ("nccl", _WITH_NCCL)])
+def test_two_ranks_train_as_on_the_host(collectives, wanted, tmp_path):
+    """TensorFlow's scenarios pass on stock Horovod with variables on a simulated GPU."""
     directory = tmp_path / collectives  # the script reads this from the name
     directory.mkdir()
     folders = [_HERE, _HERE.parent / "parallel", _HERE.parents[1] / "scripts"]
@@ -214,7 +217,7 @@ def test_two_ranks_train_as_on_the_host(collectives, scenarios, tmp_path):
         2,
         _HERE / "pretend_tensorflow" / "on_simulated_gpu.py",
         directory,
-        scenarios,
+        wanted,
         functools.partial(horovodrun, folders=folders),
     )
     failed = [
@@ -224,4 +227,4 @@ def test_two_ranks_train_as_on_the_host(collectives, scenarios, tmp_path):
         if outcome is not None
     ]
     assert not failed, "\n".join(failed)
-    assert "compressed_on_the_gpu" in reports
+    assert set(reports) == set(wanted)

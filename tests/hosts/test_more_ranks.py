@@ -18,7 +18,10 @@ ROWS = {NONE, DENSE, *COMMUNICATORS}
 @pytest.mark.slow
 def test_measured_and_predicted_steps(tmp_path):
     path = tmp_path / "ranks.json"
-    command = [sys.executable, more_ranks.__file__, "--hosts", "2,3", "--output", str(path)]
+    command = [
+        sys.executable, more_ranks.__file__, "--hosts", "2,3", "--steps", "4",
+        "--output", str(path),
+    ]  # fmt: skip
     done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(path.read_text())["rows"]

@@ -18,7 +18,7 @@ def test_rows_of_a_network(tmp_path):
     path = tmp_path / "whole.json"
     command = [
         sys.executable, whole_step.__file__, "--networks", "resnet18", "--cycles", "1",
-        "--turns", "1", "--output", str(path),
+        "--turns", "1", "--examples", "1", "--output", str(path),
     ]  # fmt: skip
     done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,8 +18,8 @@ def test_memories_are_looked_at_after_the_last_step():
     ("processes", "seeds"),
     [
         (2, "0-7"),
-        pytest.param(2, "8-59", marks=pytest.mark.slow),
-        pytest.param(3, "1000-1039", marks=pytest.mark.slow),
+        pytest.param(2, "8-39", marks=pytest.mark.slow),
+        pytest.param(3, "1000-1019", marks=pytest.mark.slow),
     ],
 )
 def test_random_programs_come_to_what_the_oracle_says(processes, seeds):

@@ -69,5 +69,12 @@ def _parametrize(names, values, quick):
     return pytest.mark.parametrize(",".join(names), cases)
 
 
+def one_of(number, names):
+    """Return one of ``number`` names if only a part of the slow cases runs, otherwise all."""
+    if one_in == 1:
+        return list(names)
+    return [name for name in names if zlib.crc32(name.encode()) % number == 0]
+
+
 def _label(value):
     return value if isinstance(value, str) else repr(value)
