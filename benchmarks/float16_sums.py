@@ -39,7 +39,7 @@ def seconds_of(size):
     """Return {kind of values: median seconds of its allreduce}."""
     found = {}
     for turn in range(-1, TURNS):
-        for name, values in kinds(size).items():
+        for name, values in kinds(size).items():  # new ones: a sum takes the place of its input
             hvd.barrier()
             started = time.perf_counter()
             hvd.allreduce_(values, name=f"{name}.{size}", op=hvd.Sum)

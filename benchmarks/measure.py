@@ -3,6 +3,7 @@
 Times are medians of one thread, and ratios are of one run.
 """
 
+import argparse
 import json
 import math
 import os
@@ -70,6 +71,14 @@ def split_choices(parser, options, what, known, separator):
             f"--{what}: expected some of {separator.join(known)}, got {separator.join(chosen)}"
         )
     setattr(options, what, chosen)
+
+
+def at_least_one(text):
+    """Return the number that an option was given; argparse refuses it if it is less than 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
+    return number
 
 
 def seconds(work, repeats=7):

@@ -17,7 +17,7 @@ import time
 
 from jobs import run_job
 from links import bits_per_second
-from measure import write
+from measure import at_least_one, write
 from more_ranks_rows import COMMUNICATORS, DENSE, NONE
 from network import Network as Hosts, NetworkError, problems
 
@@ -103,7 +103,7 @@ def main():
     )
     parser.add_argument("--hosts", default="2,4,8", help="comma-separated; the first is 2")
     parser.add_argument("--link", default="100mbit")
-    parser.add_argument("--steps", type=int, default=15, help="measured steps of each row")
+    parser.add_argument("--steps", type=at_least_one, default=15, help="measured steps of each row")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "more-ranks.json")
     arguments = parser.parse_args()
     try:

@@ -20,7 +20,7 @@ import time
 
 from jobs import run_job
 from links import bits_per_second
-from measure import split_choices, write
+from measure import at_least_one, split_choices, write
 from network import Network, NetworkError, problems
 from whole_step_rows import EXAMPLES, LOCAL, NETWORKS
 
@@ -32,12 +32,14 @@ _LONGEST = 900  # maximum seconds of one job
 def measured(network, link, name, cycle, turns, examples):
     """Return the rows of one job, and print them."""
     rows = []
-    command = [HERE / "whole_step_worker.py", name, turns, examples or EXAMPLES[name]]
+    command = [HERE / "whole_step_worker.py", name, turns, examples]
     variables = {"HOROVOD_CYCLE_TIME": str(cycle)}
     run_job(network, command, _LONGEST, rows.append, variables=variables)
     local = next(row["seconds"] for row in rows if row["row"] == LOCAL)
     for row in rows:
-        row.update(network=name, link=link, cycle=cycle, exposed=row["seconds"] - local)
+        row.update(
+            network=name, link=link, cycle=cycle, examples=examples, exposed=row["seconds"] - local
+        )
         threads = ", ".join(
             f"{kind} {1e3 * spent:.0f}" for kind, spent in row["processor_seconds"].items()
         )
@@ -59,7 +61,7 @@ def main():
     parser.add_argument("--cycles", default="1,5", help="milliseconds, comma-separated")
     parser.add_argument("--turns", type=int, default=5, help="turns of each row, of 4 steps")
     parser.add_argument(
-        "--examples", type=int, help="examples of a batch on each rank (default: by network)"
+        "--examples", type=at_least_one, help="examples in a batch of a rank (default: by network)"
     )
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "whole-step.json")
     arguments = parser.parse_args()
@@ -71,9 +73,8 @@ def main():
     rows, started = [], time.perf_counter()
     with Network(2, arguments.link) as network:
         for name, cycle in itertools.product(arguments.networks, cycles):
-            rows += measured(
-                network, arguments.link, name, cycle, arguments.turns, arguments.examples
-            )
+            examples = arguments.examples or EXAMPLES[name]
+            rows += measured(network, arguments.link, name, cycle, arguments.turns, examples)
     write(arguments.output, {"rows": rows})
     print(f"{arguments.output} written; {time.perf_counter() - started:.0f} s")
 

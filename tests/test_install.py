@@ -28,8 +28,8 @@ words = sys.argv[1:]
 if "-c" not in words:
     sys.exit(subprocess.call(["g++", *words]))
 def known(word):
-    option, path = word[:2] * word.startswith("-I"), word.removeprefix("-I")
-    return option + os.path.realpath(path).rpartition("/site-packages/")[2] if os.path.isabs(path) else word
+    path = word.removeprefix("-I")
+    return os.path.realpath(path).rpartition("/site-packages/")[2] if path[:1] == "/" else word
 target, dependencies, source = (words[words.index(name) + 1] for name in ("-o", "-MF", "-c"))
 key = [known(word) for word in words if word not in (target, dependencies)]
 with open(source, "rb") as file:

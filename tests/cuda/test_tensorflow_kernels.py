@@ -7,8 +7,8 @@ import pathlib
 import numpy as np
 import pytest
 from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE, gradient
-from launch import horovodrun, report_of, scenarios
-from sampling import one_of, parametrize_product
+from launch import TENSORFLOW_SCENARIOS, horovodrun, report_of, scenarios
+from sampling import parametrize_product, some
 from tensorflow_kernels import CASES, DTYPES, HOST, RECOMMENDED, outcome, table_of, tf
 
 import deepreduce_hvd as dr
@@ -186,12 +186,10 @@ def test_readers_of_a_residual_see_no_later_step(kernels):
     assert not before.numpy().any() and residual.numpy().any()
 
 
-#: the scenarios of tests/parallel that pass on one device and on the other
-_MODULES = ("scenarios", "several", "states", "variables", "refusals", "keras")
-_EVERYWHERE = [name for module in _MODULES for name in scenarios(f"tensorflow_{module}.py")]
 #: the scenario of pretend_tensorflow/on_simulated_gpu.py
 _ON_THE_GPU = "compressed_on_the_gpu"
-_ON_THE_HOST = (*one_of(3, _EVERYWHERE), _ON_THE_GPU)
+_OF_THE_HOST = [name for worker in TENSORFLOW_SCENARIOS for name in scenarios(worker)]
+_WITHOUT_NCCL = (*some(3, _OF_THE_HOST), _ON_THE_GPU)
 #: scenarios of tests/parallel that depend on whether a collective runs on the host or with NCCL
 _WITH_NCCL = (
     "average_is_the_mean_of_what_payloads_decode_to",
@@ -207,7 +205,7 @@ _WITH_NCCL = (
 
 
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
-@pytest.mark.parametrize(("collectives", "wanted"), [("host", _ON_THE_HOST), ("nccl", _WITH_NCCL)])
+@pytest.mark.parametrize(("collectives", "wanted"), [("host", _WITHOUT_NCCL), ("nccl", _WITH_NCCL)])
 def test_two_ranks_train_as_on_the_host(collectives, wanted, tmp_path):
     """TensorFlow's scenarios pass on stock Horovod with variables on a simulated GPU."""
     directory = tmp_path / collectives  # the script reads this from the name

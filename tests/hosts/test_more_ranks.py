@@ -35,6 +35,13 @@ def test_measured_and_predicted_steps(tmp_path):
     assert path.with_suffix(".png").stat().st_size > 5000
 
 
+def test_bad_steps(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["more_ranks.py", "--steps", "0"])
+    with pytest.raises(SystemExit):
+        more_ranks.main()
+    assert "--steps: expected at least 1, got 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("hosts", ["4,8", "2,x", ""])
 def test_bad_hosts(hosts, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["more_ranks.py", "--hosts", hosts])

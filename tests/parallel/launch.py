@@ -20,6 +20,11 @@ LAUNCHERS = {
     "horovodrun": [sys.executable, HERE / "horovodrun.py"],
     "torchrun": [pathlib.Path(sys.executable).with_name("torchrun")],
 }
+#: workers with the scenarios of TensorFlow; the first one runs those of all
+TENSORFLOW_SCENARIOS = (
+    "tensorflow_scenarios.py", "tensorflow_several.py", "tensorflow_states.py",
+    "tensorflow_variables.py", "tensorflow_refusals.py", "tensorflow_keras.py",
+)  # fmt: skip
 #: seconds that a launcher has to end its ranks; torchrun kills the remaining ones after 30
 _END_SECONDS = 45
 

@@ -1,15 +1,10 @@
 """Test stock Horovod and TensorFlow on 2 and 3 ranks, with horovodrun."""
 
-from launch import failure_test, needs_tensorflow, scenario_tests, scenarios
+from launch import TENSORFLOW_SCENARIOS, failure_test, needs_tensorflow, scenario_tests, scenarios
 
 pytestmark = needs_tensorflow
 reports, test_scenario = scenario_tests(
-    "tensorflow_scenarios.py",
-    "tensorflow_several.py",
-    "tensorflow_states.py",
-    "tensorflow_variables.py",
-    "tensorflow_refusals.py",
-    "tensorflow_keras.py",
+    *TENSORFLOW_SCENARIOS,
     slow_scenarios=(
         "resumed_equals_uninterrupted",
         "two_compressors_in_one_function",

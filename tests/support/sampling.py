@@ -69,11 +69,11 @@ def _parametrize(names, values, quick):
     return pytest.mark.parametrize(",".join(names), cases)
 
 
-def one_of(number, names):
-    """Return one of ``number`` names if only a part of the slow cases runs, otherwise all."""
+def some(every, names):
+    """Return about one in ``every`` of the names with ``--one-in``, and all without it."""
     if one_in == 1:
         return list(names)
-    return [name for name in names if zlib.crc32(name.encode()) % number == 0]
+    return [name for name in names if zlib.crc32(name.encode()) % every == 0]
 
 
 def _label(value):
