@@ -106,6 +106,7 @@ def worker(options):
         "none": None,
         "lossless: Bitmap": dr.Codec(nonzero, index=dr.Bitmap()),
         "lossless: RLE": dr.Codec(nonzero, index=dr.RLE()),
+        "LloydMax 4 + RLE": dr.Codec(nonzero, index=dr.RLE(), value=dr.LloydMax(bits=4)),
         "QSGD 7 + Bitmap": dr.Codec(nonzero, index=dr.Bitmap(), value=dr.QSGD(bits=7)),
         "QSGD 7 + Bloom P0": dr.Codec(
             nonzero, index=dr.Bloom(fpr=0.6, policy="p0"), value=dr.QSGD(bits=7)

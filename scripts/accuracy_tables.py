@@ -20,6 +20,21 @@ SMALL_TENSORS = {
     "large tensors": "uncompressed",
     "dense below 128": "the largest, from 128 elements on",
 }
+#: how candidates send the embedding tables of the recommender
+EMBEDDING_TABLES = {
+    "default": "the default",
+    "5 %": "5 %, small tensors uncompressed",
+    "tables: 5 %, LloydMax 2": "tables: 5 %, 2 bits per value",
+    "tables: 10 %, LloydMax 2": "tables: 10 %, 2 bits per value",
+    "tables: rows, QSGD 4": "tables: all non-zero elements, `QSGD(4)`",
+    "tables: rows, QSGD 7": "tables: all non-zero elements, `QSGD(7)`",
+    "tables: rows, LloydMax 1": "tables: all non-zero elements, 1 bit per value",
+    "tables: rows, LloydMax 2": "tables: all non-zero elements, 2 bits per value",
+    "tables: rows, LloydMax 3": "tables: all non-zero elements, 3 bits per value",
+    "tables: rows, LloydMax 4": "tables: all non-zero elements, 4 bits per value",
+    "tables: rows, raw values": "tables: all non-zero elements, exact values",
+    "all but tables": "tables uncompressed",
+}
 SCALECOM = (
     "raw values", "GTopK, raw values", "CLTK, TopK", "CLTK, TopK, LowPass",
     "CLTK, TopK, LowPass 0.3", "CLTK", "CLTK, LowPass", "CLTK, LowPass 0.3",
@@ -32,6 +47,7 @@ def of_laboratory():
         "laboratory": laboratory_table,
         "small tensors": small_tensors_table,
         "many seeds": many_seeds_table,
+        "embedding tables": embedding_tables_table,
         "candidates": lambda rows: candidates_table(rows, 4),
         "16 ranks": lambda rows: candidates_table(rows, 16),
         "gTop-k": gtopk_table,
@@ -225,6 +241,27 @@ def many_seeds_table(rows):
             place = f"{row['task']}, {row['ranks']}"
             cells = f"{row['gain']:+.4f} | {_error(gains)} | {len(gains)}"
             lines.append(f"| {place} | {row['candidate']} | {cells} |")
+    return lines
+
+
+def embedding_tables_table(rows):
+    """Compare ways to send the embedding tables of the recommender with uncompressed training."""
+    lines = [
+        (
+            "| compression | ranks | difference | standard error | not worse: p | equivalent: p |"
+            " bytes per step | seeds |"
+        ),
+        "|---|" + "---:|" * 7,
+    ]
+    rows = [row for row in rows if row["task"] == "ncf" and row["candidate"] in EMBEDDING_TABLES]
+    order = list(EMBEDDING_TABLES)
+    for row in sorted(rows, key=lambda row: (row["ranks"], order.index(row["candidate"]))):
+        gains = list(row.get("gains", {}).values())
+        if len(gains) >= 5:
+            what = f"{EMBEDDING_TABLES[row['candidate']]} | {row['ranks']} | {row['gain']:+.4f}"
+            tests = f"{_p(row['p_not_worse'])} | {_p(row['p'])}"
+            size = f"{row['bytes_per_step']:,.0f}"
+            lines.append(f"| {what} | {_error(gains)} | {tests} | {size} | {len(gains)} |")
     return lines
 
 

@@ -71,8 +71,27 @@ def test_small_tensors_compare_with_the_default_over_the_seeds_that_both_have():
     ]  # fmt: skip
 
 
+def test_embedding_tables_have_at_least_five_seeds_and_the_standard_error():
+    every = "tables: rows, LloydMax 4"
+    rows = report.summarize(
+        [_row("none", seed, 0.6, ranks=4, task="ncf") for seed in range(5)]
+        + [_row(every, seed, 0.6 + 0.001 * seed, ranks=4, task="ncf") for seed in range(5)]
+        + [_row("default", seed, 0.5, ranks=4, task="ncf") for seed in range(4)]
+        + [_row("default", seed, 0.5, ranks=4, task="vgg") for seed in range(5)]
+    )
+    _, _, line = _cells(accuracy_tables.embedding_tables_table(rows))
+    what = "tables: all non-zero elements, 4 bits per value"
+    assert line[:4] == [what, "4", "+0.0020", "0.0007"] and line[6:] == ["20", "5"]
+
+
 @pytest.mark.parametrize(
-    "names", [accuracy_tables.DEEP_REDUCE, accuracy_tables.CHOICES, accuracy_tables.SCALECOM]
+    "names",
+    [
+        accuracy_tables.DEEP_REDUCE,
+        accuracy_tables.CHOICES,
+        accuracy_tables.SCALECOM,
+        accuracy_tables.EMBEDDING_TABLES,
+    ],
 )
 def test_the_columns_are_candidates(names):
     assert set(names) <= set(candidates.CANDIDATES)

@@ -142,6 +142,11 @@ CANDIDATES = {
     "tables: 10 %, LloydMax 2": _embeddings(_codec(0.1, value=dr.LloydMax(2))),
     "tables: rows, QSGD 4": _rows(dr.QSGD(4)),
     "tables: rows, QSGD 7": _rows(dr.QSGD(7)),
+    "tables: rows, LloydMax 1": _rows(dr.LloydMax(1)),
+    "tables: rows, LloydMax 2": _rows(dr.LloydMax(2)),
+    "tables: rows, LloydMax 3": _rows(dr.LloydMax(3)),
+    "tables: rows, LloydMax 4": _rows(dr.LloydMax(4)),
+    "tables: rows, raw values": _rows(dr.RawValue()),
     # clipping of gradients that arrive in spikes
     "clip at 4 times the norm": Candidate(_LARGE, clip_factor=4.0),
     "clip before compression": Candidate(_LARGE, clips_before=True),
