@@ -34,6 +34,8 @@ import incremental_build  # noqa: E402
 import nvcc  # noqa: E402
 from find_frameworks import ASK_TENSORFLOW, ASK_TORCH, BuildError, find_cuda, find_framework, say  # noqa: E402
 
+#: folder of what is compiled
+NATIVE = Path("build/native")
 CORE = Path("deepreduce_hvd/csrc")
 BINDING = CORE / "api" / "python.cc"
 TORCH_OPS = Path("torch_ops")
@@ -88,9 +90,19 @@ def jobs():
     return int(asked) if asked else incremental_build.cores()
 
 
+def host_command(flags):
+    return [*compiler(), *flags, *shlex.split(os.environ.get("CXXFLAGS", "")), *EXACT_FLAGS]
+
+
 def compile_host(sources, folder, flags):
-    command = [*compiler(), *flags, *shlex.split(os.environ.get("CXXFLAGS", "")), *EXACT_FLAGS]
-    return incremental_build.compile_all(sources, folder, command, jobs(), report=say)
+    return incremental_build.compile_all(sources, folder, host_command(flags), jobs(), report=say)
+
+
+def compile_operators(sources, folder, flags):
+    """Compile the operators of a framework, whose headers take most of the time."""
+    return incremental_build.compile_together(
+        sources, folder, host_command(flags), jobs(), report=say
+    )
 
 
 def built_for(name, framework):
@@ -164,6 +176,10 @@ class BuildBindings(build_ext):
                 },
                 has_kernels=any(CUDA_CORE.rglob("*.cu")),
             )
+        if self.parallel is None and self.distribution.deepreduce_cuda is None:
+            self.parallel = (
+                jobs()
+            )  # with CUDA, a framework has several sources to compile at a time
         super().finalize_options()
 
     def get_ext_filename(self, fullname):
@@ -228,7 +244,7 @@ class BuildBindings(build_ext):
             # so they share streams and memory.
             links += [f"-L{path}" for path in cuda["libraries"]]
             links += ["-lcudart_static", "-ldl", "-lrt", "-lpthread"]
-        return objects + compile_host(sources, folder / "tf_ops", flags), links
+        return objects + compile_operators(sources, folder, flags), links
 
     def torch_objects(self, extension, folder):
         """Compile the operators of PyTorch; return the objects and the linker's options."""
@@ -246,7 +262,7 @@ class BuildBindings(build_ext):
             sources += sorted(CUDA_TORCH_OPS.glob("*.cc"))
             flags += [*(word for path in cuda["include"] for word in ("-isystem", path))]
             links += ["-lc10_cuda", *(f"-L{path}" for path in cuda["libraries"]), "-lcudart"]
-        return objects + compile_host(sources, folder / "torch_ops", flags), links
+        return objects + compile_operators(sources, folder, flags), links
 
     def python_objects(self, extension, folder):
         """Compile the NumPy binding; return the object and the linker's options."""
@@ -255,24 +271,29 @@ class BuildBindings(build_ext):
         place = folder / f"python-{sysconfig.get_config_var('SOABI')}"
         return compile_host([BINDING], place, flags), []
 
+    def build_extensions(self):
+        try:
+            self.core = core_library(NATIVE)  # the bindings, which are built side by side, need it
+        except incremental_build.CommandError as error:
+            raise BuildError(error) from None
+        super().build_extensions()
+
     def build_extension(self, extension):
-        folder = Path("build/native")
         compile_binding = {
             TENSORFLOW_EXTENSION: self.tensorflow_objects,
             TORCH_EXTENSION: self.torch_objects,
         }.get(extension.name, self.python_objects)
         try:
-            core = core_library(folder)
-            objects, links = compile_binding(extension, folder)
+            objects, links = compile_binding(extension, NATIVE)
             target = Path(self.get_ext_fullpath(extension.name))
             # each binding has its own copy of the core; if it exported the symbols, one binding
             # could use those of another at run time
-            command = [*compiler(), "-shared", *map(str, objects), str(core),
+            command = [*compiler(), "-shared", *map(str, objects), str(self.core),
                        "-Wl,--exclude-libs,ALL", *links, "-lz",
                        *shlex.split(os.environ.get("LDFLAGS", "")), "-o", str(target)]  # fmt: skip
             # a file beside the library would be installed too
-            record = folder / f"{target.name}.linked.command"
-            if incremental_build.link(target, command, [*objects, core], record):
+            record = NATIVE / f"{target.name}.linked.command"
+            if incremental_build.link(target, command, [*objects, self.core], record):
                 say(f"linked {extension.name}")
         except incremental_build.CommandError as error:
             raise BuildError(error) from None

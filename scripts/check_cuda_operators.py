@@ -1,8 +1,9 @@
-"""Compile the sources of PyTorch's and TensorFlow's CUDA operators, as a check without CUDA builds.
+"""Compile PyTorch's and TensorFlow's operators with CUDA, as a check without CUDA builds.
 
-No object is kept. PyTorch and TensorFlow without CUDA still have almost all of the headers. The one
-header missing in PyTorch, which its own build generates from its settings, is supplied here. The
-exit status is 2 if there is no nvcc.
+The sources of each folder are compiled as one, as setup.py does. No object is kept. PyTorch and
+TensorFlow without CUDA still have almost all of the headers. The one header missing in PyTorch,
+which its own build generates from its settings, is supplied here. The exit status is 2 if there is
+no nvcc.
 """
 
 import importlib.util
@@ -14,7 +15,7 @@ import sys
 import tempfile
 
 import nvcc
-from incremental_build import with_system_headers
+from incremental_build import join, with_system_headers
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SETTINGS = "c10/cuda/impl/cuda_cmake_macros.h"
@@ -32,7 +33,7 @@ def toolkit_includes(path):
 
 
 def pytorch(scratch):
-    """Return the compiler options and the sources of PyTorch's operators."""
+    """Return the compiler options for PyTorch's operators."""
     torch = pathlib.Path(importlib.util.find_spec("torch").origin).parent / "include"
     supplied = pathlib.Path(scratch) / SETTINGS
     supplied.parent.mkdir(parents=True)
@@ -42,16 +43,11 @@ def pytorch(scratch):
         torch / "torch/csrc/api/include",
         *([] if (torch / SETTINGS).exists() else [scratch]),
     ]
-    return ["-std=c++20", *(word for path in includes for word in ("-isystem", str(path)))], sorted(
-        (ROOT / "torch_ops" / "cuda").glob("*.cc")
-    )
+    return ["-std=c++20", *(word for path in includes for word in ("-isystem", str(path)))]
 
 
 def tensorflow(_):
-    """Return the compiler options and the sources of TensorFlow's operators.
-
-    Some sources of the host's operators have CUDA parts, so they are included.
-    """
+    """Return the compiler options for TensorFlow's operators."""
     question = "import tensorflow; print(*tensorflow.sysconfig.get_compile_flags(), sep='\\n')"
     answer = subprocess.run(
         [sys.executable, "-c", question],
@@ -61,12 +57,7 @@ def tensorflow(_):
         check=True,
     )
     flags = with_system_headers(answer.stdout.split())
-    sources = [
-        path
-        for path in sorted((ROOT / "tf_ops").rglob("*.cc"))
-        if "cuda" in path.parts or "GOOGLE_CUDA" in path.read_text()
-    ]
-    return [*flags, "-DGOOGLE_CUDA=1", "-Itf_ops/cuda/gpu"], sources
+    return [*flags, "-DGOOGLE_CUDA=1", "-Itf_ops/cuda/gpu"]
 
 
 def main():
@@ -89,23 +80,24 @@ def main():
         "-Ideepreduce_hvd/csrc",
     ]
     compiler += [word for folder in toolkit_includes(path) for word in ("-isystem", folder)]
-    for name, settings in (("torch", pytorch), ("tensorflow", tensorflow)):
+    for name, top, settings in (
+        ("torch", "torch_ops", pytorch),
+        ("tensorflow", "tf_ops", tensorflow),
+    ):
         if importlib.util.find_spec(name) is None:
             print(f"{name} is not installed: its CUDA operators were not compiled", flush=True)
             continue
         with tempfile.TemporaryDirectory() as scratch:
-            options, sources = settings(scratch)
-            for source in sources:
-                done = subprocess.run([*compiler, *options, str(source)], cwd=ROOT, check=False)
-                print(
-                    (
-                        f"{source.relative_to(ROOT)}: "
-                        f"{'compiles' if done.returncode == 0 else 'does not compile'}"
-                    ),
-                    flush=True,
-                )
+            options = settings(scratch)
+            for folder in (top, f"{top}/cuda"):
+                sources = sorted((ROOT / folder).glob("*.cc"))
+                joined = pathlib.Path(scratch) / folder / "joined.cc"
+                join(sources, joined)
+                done = subprocess.run([*compiler, *options, str(joined)], cwd=ROOT, check=False)
                 if done.returncode != 0:
+                    print(f"{folder}: does not compile", flush=True)
                     return 1
+                print(f"{folder}: {len(sources)} sources compile", flush=True)
     return 0
 
 

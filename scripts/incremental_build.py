@@ -116,25 +116,73 @@ def compile_all(sources, folder, command, jobs=None, root=Path(), report=print, 
         CommandError: a source does not compile.
     """
     jobs = jobs or cores()
-    objects, pending = [], []
-    for source in sources:
-        target = folder / f"{source}.o"
+    targets = [folder / f"{source}.o" for source in sources]
+    pending = _outdated(sources, targets, command, root)
+    if pending:
+        report(f"compiling {len(pending)} of {len(sources)} files of {folder.name} on {jobs} cores")
+    _compile(pending, jobs, root, report if verbose else None)
+    return targets
+
+
+def compile_together(sources, folder, command, jobs=None, root=Path(), report=print):
+    """Compile the sources of each folder as one, if any of them has changed.
+
+    Small sources that include the same large headers take less time together, because the headers
+    are read once. The arguments are those of :func:`compile_all`.
+
+    Returns:
+        A list of objects, one per folder of the sources.
+
+    Raises:
+        CommandError: a source does not compile.
+    """
+    places = {}
+    for source in map(Path, sources):
+        places.setdefault(source.parent, []).append(source)
+    joined, targets = [], []
+    for place, some in places.items():
+        joined.append(folder / place / f"{place.name}.cc")
+        targets.append(joined[-1].with_suffix(".o"))
+        join(some, joined[-1], root)
+    pending = _outdated(joined, targets, command, root)
+    for source, *_ in pending:
+        place = source.parent.relative_to(folder)
+        report(f"compiling {len(places[place])} files of {place} as one")
+    _compile(pending, jobs or cores(), root)
+    return targets
+
+
+def join(sources, path, root=Path()):
+    """Write a source that includes all sources, which are relative to ``root``."""
+    text = "".join(
+        f'#include "{os.path.relpath(root / source, path.parent)}"\n' for source in sources
+    )
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def _outdated(sources, targets, command, root):
+    """Return (source, command, object) of each source that must be compiled."""
+    found = []
+    for source, target in zip(sources, targets):
         dependencies = target.with_suffix(".d")
         words = [*command, "-MD", "-MF", str(dependencies), "-c", str(source), "-o", str(target)]
         inputs = [root / name for name in (source, *headers_of(dependencies))]
-        objects.append(target)
         if not dependencies.exists() or not _up_to_date(target, words, inputs):
-            pending.append((source, words, target))
+            found.append((source, words, target))
+    return found
+
+
+def _compile(pending, jobs, root, report=None):
+    """Run the commands of ``_outdated``, and report the time of each source if asked to."""
 
     def compile_one(source, words, target):
         started = time.monotonic()
         _run(words, target, root)
-        if verbose:
+        if report is not None:
             report(f"{source}: {time.monotonic() - started:.1f} s")
 
-    if pending:
-        report(f"compiling {len(pending)} of {len(sources)} files of {folder.name} on {jobs} cores")
     with ThreadPoolExecutor(jobs) as pool:
         for result in [pool.submit(compile_one, *one) for one in pending]:
             result.result()
-    return objects

@@ -33,10 +33,10 @@ def test_a_run_does_not_replace_the_figures_of_the_pages():
 def test_demo_trains_and_draws(demo, tmp_path):
     output = tmp_path / "demo.json"
     printed = run(
-        demo, "--epochs", 0.3, "--only", "none,Top-r pairs,QSGD + Rice", "--output", output
+        demo, "--epochs", 0.12, "--only", "none,Top-r pairs,QSGD + Rice", "--output", output
     )
     rows = {row["name"]: row for row in json.loads(output.read_text())["rows"]}
-    assert all(row["accuracy"] > 0.8 for row in rows.values()), rows
+    assert all(row["accuracy"] > 0.65 for row in rows.values()), rows
     assert rows["QSGD + Rice"]["share_of_top_r_pairs"] < 0.25
     assert rows["none"]["share_of_dense"] == 1
     assert output.with_suffix(".png").stat().st_size > 10_000
@@ -70,12 +70,13 @@ def test_hooks_of_pytorch_send_what_their_formulas_say(tmp_path):
 @pytest.mark.slow
 def test_recommender_sends_only_what_is_not_zero(tmp_path):
     output = tmp_path / "recommender.json"
-    run("recommender.py", "--epochs", 0.5, "--output", output)
+    run("recommender.py", "--epochs", 0.2, "--output", output)
     rows = {row["name"]: row for row in json.loads(output.read_text())["rows"]}
     lossless = rows["lossless: Bitmap"]
     assert lossless["share_of_dense"] < 0.9
     assert abs(lossless["hit_rate_at_10"] - rows["none"]["hit_rate_at_10"]) < 0.03
     assert rows["QSGD 7 + Bitmap"]["share_of_dense"] < 0.4 * lossless["share_of_dense"]
+    assert rows["LloydMax 4 + RLE"]["share_of_dense"] < 0.2 * lossless["share_of_dense"]
 
 
 @pytest.mark.parametrize("demo", ["demo.py", "demo_ddp.py", "demo_tensorflow.py"])

@@ -40,30 +40,28 @@ def test_without_a_gpu_it_fails_and_says_why():
 
 @pytest.mark.slow
 def test_a_dry_run_compiles_everything_and_says_what_was_not_run():
-    """A dry run compiles every kernel for the oldest and the newest architecture.
+    """A dry run compiles every kernel for the oldest architecture.
 
     It also compiles the operators against the headers of the frameworks.
     """
     path = nvcc.find()
     known = nvcc.known_architectures(path) if path else ()
-    # the architectures in between are compiled from the same code, and all of them take minutes
-    architectures = [name for name in nvcc.ARCHITECTURES if name in known]
-    architectures = architectures[:1] + architectures[-1:]
-    done = check("--dry-run", *(["--architectures", *architectures] if path else []))
+    # no source asks for its architecture, so what the oldest one compiles, all others do
+    oldest = next((name for name in nvcc.ARCHITECTURES if name in known), None)
+    done = check("--dry-run", *(["--architectures", oldest] if path else []))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     if path is None:
         assert "NOT RUN: compiling the CUDA sources: nvcc is missing" in done.stdout
     else:
-        kernels = f"{len(build_cuda.sources())} objects for {' '.join(architectures)} in build/"
+        kernels = f"{len(build_cuda.sources())} objects for {oldest} in build/"
         assert f"{kernels}cuda_check" in done.stdout
-        for name, sources in (
-            ("torch", ["torch_ops/cuda/ops.cc"]),
-            ("tensorflow", ["tf_ops/cuda/decode.cc", "tf_ops/cuda/encode.cc", "tf_ops/scale.cc"]),
-        ):
+        for name, top in (("torch", "torch_ops"), ("tensorflow", "tf_ops")):
             if importlib.util.find_spec(name) is None:
                 assert f"{name} is not installed" in done.stdout
-            else:
-                assert all(f"{source}: compiles\n" in done.stdout for source in sources)
+                continue
+            for folder in (top, f"{top}/cuda"):
+                sources = list((ROOT / folder).glob("*.cc"))
+                assert f"{folder}: {len(sources)} sources compile\n" in done.stdout
     assert " 0 differ" in done.stdout and "decode-and-sum of 8 payloads" in done.stdout
     if list((ROOT / "deepreduce_hvd").glob("_tf_ops-*.so")):
         assert "comparisons of TensorFlow on CPU:0, 0 differ" in done.stdout

@@ -132,10 +132,9 @@ def compiler(tmp_path_factory):
 def wheel(source_distribution, compiler, tmp_path_factory):
     """The wheel that pip builds in an environment without any framework."""
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "builder")], check=True)
-    pip = [folder / "builder/bin/python", "-m", "pip"]
-    command = [*pip, "wheel", "--no-cache-dir", "--no-deps", "-w", folder, source_distribution]
-    finished = run(command, folder, **compiler)
+    python = environment_with(folder / "builder")
+    what = ["wheel", "--no-cache-dir", "--no-deps", "-w", folder, source_distribution]
+    finished = pip(python, folder, *what, **compiler)
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
     return next(folder.glob("*.whl"))
 
@@ -185,16 +184,25 @@ def run(command, folder, **variables):
     )
 
 
-def environment_with(folder, *others):
-    """Return the Python of a new environment that also imports from the folders ``others``."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+def environment_with(folder, *others, with_pip=False):
+    """Return the Python of a new environment that also imports from the folders ``others``.
+
+    It has no pip of its own unless asked for, because that takes seconds to install.
+    """
+    options = [] if with_pip else ["--without-pip"]
+    subprocess.run([sys.executable, "-m", "venv", *options, str(folder)], check=True)
     site = next((folder / "lib").glob("python*/site-packages"))
     (site / "others.pth").write_text("".join(f"{other}\n" for other in others))
     return folder / "bin/python"
 
 
+def pip(python, folder, *words, **variables):
+    """Run this environment's pip for another environment."""
+    return run([sys.executable, "-m", "pip", "--python", python, *words], folder, **variables)
+
+
 def install(python, folder, *what, **variables):
-    finished = run([python, "-m", "pip", "install", *what], folder, **variables)
+    finished = pip(python, folder, "install", *what, **variables)
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
 
 
@@ -236,7 +244,7 @@ def train_with_torchrun(python, folder):
 
 
 def test_ddp_trains_where_only_pytorch_is_installed(wheel, compiler, only_pytorch, tmp_path):
-    python = environment_with(tmp_path / "environment", only_pytorch)
+    python = environment_with(tmp_path / "environment", only_pytorch, with_pip=True)
     install(python, tmp_path, f"deepreduce_hvd[torch] @ {wheel.as_uri()}")
     first = train_with_torchrun(python, tmp_path)
     for report in first:
@@ -259,7 +267,7 @@ def test_build_replaces_operators_for_other_versions(
     The upgrade is pretended: the installation has libraries with the names of other versions.
     Nothing may load them.
     """
-    python = environment_with(tmp_path / "environment", frameworks)
+    python = environment_with(tmp_path / "environment", frameworks, with_pip=True)
     install(python, tmp_path, "--no-deps", wheel)
     package = next((tmp_path / "environment/lib").glob("python*/site-packages/deepreduce_hvd"))
     record = next(package.parent.glob("deepreduce_hvd-*.dist-info/RECORD"))

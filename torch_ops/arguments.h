@@ -2,7 +2,10 @@
 #ifndef DEEPREDUCE_TORCH_ARGUMENTS_H
 #define DEEPREDUCE_TORCH_ARGUMENTS_H
 
-#include <ATen/ATen.h>
+// not ATen/ATen.h, which takes a third of the time of a compilation
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <optional>
 #include <string>

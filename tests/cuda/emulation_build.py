@@ -41,11 +41,12 @@ def compiler():
     return shlex.split(os.environ.get("CXX", "g++"))
 
 
-def compile_sources(sources, folder, options):
-    """Compile the sources that have changed into build/; return the objects."""
+def compile_sources(sources, folder, options, together=False):
+    """Compile the sources that have changed into build/, perhaps as one; return the objects."""
     names = [path.relative_to(ROOT) for path in sources]
     command = [*compiler(), "-g1", "-fPIC", "-ffp-contract=off", *options]
-    return incremental_build.compile_all(names, ROOT / "build" / folder, command, root=ROOT)
+    build = incremental_build.compile_together if together else incremental_build.compile_all
+    return build(names, ROOT / "build" / folder, command, root=ROOT)
 
 
 def link(library, objects, options):

@@ -17,7 +17,7 @@ import build_cuda  # noqa: E402
 import emulation_build  # noqa: E402
 import nvcc  # noqa: E402
 from check_cuda_operators import tensorflow, toolkit_includes  # noqa: E402
-from incremental_build import compile_all  # noqa: E402
+from incremental_build import compile_together  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,19 +54,18 @@ def library(tmp_path_factory):
 
     path = nvcc.find()
     known = nvcc.known_architectures(path)
-    # the architectures of tests/test_gpu_check.py, whose objects are used again
-    architectures = [architecture for architecture in nvcc.ARCHITECTURES if architecture in known]
-    architectures = architectures[:1] + architectures[-1:]
-    objects = build_cuda.build(path, ROOT / "build/cuda_check", architectures)
+    # the architecture of tests/test_gpu_check.py, whose objects are used again
+    oldest = next(name for name in nvcc.ARCHITECTURES if name in known)
+    objects = build_cuda.build(path, ROOT / "build/cuda_check", [oldest])
     compiler, core = os.environ.get("CXX", "g++"), pathlib.Path("deepreduce_hvd/csrc")
     common = [compiler, "-O0", "-fPIC", "-fvisibility=hidden", f"-I{core}"]
     of_tensorflow = [
-        *tensorflow(None)[0],
+        *tensorflow(None),
         *(word for include in toolkit_includes(path) for word in ("-isystem", include)),
     ]
 
     sources = sorted((ROOT / "tf_ops").rglob("*.cc"))
-    objects += compile_all(
+    objects += compile_together(
         [path.relative_to(ROOT) for path in sources],
         ROOT / "build/cuda_check/host",
         [*common, *of_tensorflow],

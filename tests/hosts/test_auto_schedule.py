@@ -21,7 +21,7 @@ def test_rows_of_a_framework(tmp_path, framework):
         sys.executable, auto_schedule.__file__, "--links", "100mbit", "--frameworks", framework,
         "--turns", "1", "--output", str(path),
     ]  # fmt: skip
-    done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=400)
+    done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=1000)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["row"]: row for row in json.loads(path.read_text())["rows"]}
     assert set(rows) == set(FRAMEWORKS[framework].rows)

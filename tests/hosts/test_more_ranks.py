@@ -22,7 +22,7 @@ def test_measured_and_predicted_steps(tmp_path):
         sys.executable, more_ranks.__file__, "--hosts", "2,3", "--steps", "4",
         "--output", str(path),
     ]  # fmt: skip
-    done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=400)
+    done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=1000)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(path.read_text())["rows"]
     for count in (2, 3):

@@ -18,7 +18,7 @@ _OPTIONS = ["--links", "1gbit", "--rows", "none;default", "--steps", "6", "--eve
 def run(path, *more):
     command = [sys.executable, time_to_accuracy.__file__, *_OPTIONS, "--output", path, *more]
     return subprocess.run(
-        list(map(str, command)), text=True, capture_output=True, check=False, timeout=200
+        list(map(str, command)), text=True, capture_output=True, check=False, timeout=600
     )
 
 

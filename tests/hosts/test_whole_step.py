@@ -20,7 +20,7 @@ def test_rows_of_a_network(tmp_path):
         sys.executable, whole_step.__file__, "--networks", "resnet18", "--cycles", "1",
         "--turns", "1", "--examples", "1", "--output", str(path),
     ]  # fmt: skip
-    done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=400)
+    done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=1000)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["row"]: row for row in json.loads(path.read_text())["rows"]}
     assert tuple(rows) == ROWS

@@ -24,9 +24,7 @@ _WAITS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("worker", "ranks"), [(TORCH, 2), (TORCH, 3), (TENSORFLOW, 2), (IN_ROUNDS, 2)]
-)
+@pytest.mark.parametrize(("worker", "ranks"), [(TORCH, 3), (TENSORFLOW, 2), (IN_ROUNDS, 2)])
 def test_a_stopped_process(worker, ranks):
     """Gloo's time-out ends the job."""
     expect_to_say(
@@ -36,9 +34,7 @@ def test_a_stopped_process(worker, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("worker", "ranks"), [(TORCH, 2), (TORCH, 3), (TENSORFLOW, 2), (IN_ROUNDS, 2)]
-)
+@pytest.mark.parametrize(("worker", "ranks"), [(TORCH, 2), (TENSORFLOW, 2), (IN_ROUNDS, 2)])
 def test_a_program_that_does_not_go_on(worker, ranks):
     """Horovod's threads in the process still answer, so only the stall time-out ends the job."""
     asleep = (

@@ -18,7 +18,6 @@ pytestmark = [
     [
         ("allgather", "after a commit"),
         ("doubling", "without a commit"),
-        ("auto", "after a commit"),
         ("auto", "without a commit"),
     ],
 )

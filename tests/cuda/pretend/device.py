@@ -29,7 +29,7 @@ def package(folder):
     for path in (torch / "include", torch / "include/torch/csrc/api/include"):
         options += ["-isystem", str(path)]
     operators = sorted((ROOT / "torch_ops").rglob("*.cc"))
-    made = emulation_build.compile_sources(operators, "pretend_cuda/torch", options)
+    made = emulation_build.compile_sources(operators, "pretend_cuda/torch", options, together=True)
     made += emulation_build.kernels_and_core()
     pretended = emulation_build.compile_sources(
         [HERE / "device.cc"], "pretend_cuda/device", options

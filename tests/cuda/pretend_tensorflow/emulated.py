@@ -25,7 +25,9 @@ def build():
     includes = [f"-I{path}" for path in (HERE, *emulation_build.INCLUDES)]
     options = ["-O1", "-Wall", "-Wextra", "-Werror", *includes, *of_tensorflow]
     kernels = sorted((ROOT / "tf_ops/cuda").glob("*.cc"))
-    made = emulation_build.compile_sources(kernels, "pretend_cuda/tensorflow", options)
+    made = emulation_build.compile_sources(
+        kernels, "pretend_cuda/tensorflow", options, together=True
+    )
     made += emulation_build.kernels_and_core()
     links = ["-Wl,-Bsymbolic,--exclude-libs,ALL", *tf.sysconfig.get_link_flags(), "-lz"]
     library = ROOT / f"build/pretend_cuda/tensorflow-{tf.__version__}.so"
