@@ -32,6 +32,7 @@ from deepreduce_hvd.validation import (
     expect_stages,
     named_parameters,
     of_an_instance,
+    warn_of_growth,
 )
 
 #: default of ``Compressor(bucket_bytes=)``: 64 MiB
@@ -158,6 +159,7 @@ class Compressor:
             pairs.add((single, self.memory))  # even if all parameters are small
         for pair in pairs:
             expect_stages(*pair, self.communicator)
+            warn_of_growth(*pair)
         layout.expect_schedule(schedule, self.policies, self.communicator)
         others = {
             "communicator": repr(self.communicator), "bucket_bytes": bucket_bytes,

@@ -4,6 +4,7 @@ import collections
 import functools
 import math
 import reprlib
+import warnings
 from collections.abc import Mapping, Sequence
 
 from deepreduce_hvd import container
@@ -13,8 +14,11 @@ from deepreduce_hvd.communicators.base import expect_exchange
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.settings import expect_integer, is_number
 from deepreduce_hvd.stages.base import IndexCodec, Memory, Sparsifier, ValueCodec, overrides
+from deepreduce_hvd.stages.sparsifiers.threshold import Threshold
 from deepreduce_hvd.stages.suggestions import called, makes, written
 from deepreduce_hvd.stages.usable import expect_usable
+from deepreduce_hvd.stages.value_codecs.deflate import Deflate
+from deepreduce_hvd.stages.value_codecs.raw_value import RawValue
 
 _STAGES = (Codec, Memory, Communicator, Sparsifier, IndexCodec, ValueCodec)
 #: {what users write for an uncompressed way: its name here}
@@ -66,6 +70,20 @@ def expect_stages(codec, memory, communicator):
             f"got {memory!r}; Allgather does not need it"
         )
     communicator.check(codec, memory)
+
+
+def warn_of_growth(codec, memory):
+    """Warn if elements that were sent once would be sent in every later step."""
+    sparsifier, value = codec.sparsifier, codec.value
+    all_nonzero = isinstance(sparsifier, Threshold) and sparsifier.threshold == 0
+    if all_nonzero and memory.state and not isinstance(value, (RawValue, Deflate)):
+        warnings.warn(
+            f"deepreduce_hvd: {sparsifier!r} sends every non-zero element, and {memory!r} keeps "
+            f"the errors of {value!r}. So an element that was sent once is sent in every later "
+            "step, and payloads grow. Use memory=NoMemory(), or for some parameters "
+            "memory={pattern: NoMemory()}",
+            stacklevel=3,
+        )
 
 
 def shown(value):
