@@ -101,6 +101,10 @@ class Preparation:
         """
         if momentum >= 1:
             raise InvalidArgumentError(f"prepare: expected a momentum below 1, got {momentum}")
+        return self.unchecked_factor(own, momentum, dampening)
+
+    def unchecked_factor(self, own, momentum, dampening=0.0):
+        """Return :meth:`learning_rate_factor`, also for a momentum that is a tensor."""
         return (1 - dampening) * (1 - (0.0 if self._normalizes else own)) / (1 - momentum)
 
     def factors(self, own, momentum, dampening=0.0, scales_learning_rate=True, decays=False):

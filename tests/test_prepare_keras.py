@@ -169,6 +169,37 @@ def test_a_momentum_that_is_a_variable_is_replaced_too():
     assert optimizer.beta_1 is momentum
 
 
+@pytest.mark.parametrize("kind", ["SGD", "RMSprop"])
+@pytest.mark.parametrize("traced_at", [0.0, 0.9])
+def test_a_momentum_that_changes_in_a_graph_changes_the_learning_rate(kind, traced_at):
+    own, expected = variables(), variables()
+    momentum = tf.Variable(traced_at, trainable=False)
+    optimizer = getattr(tf_keras.optimizers, kind)(0.01, momentum=momentum)
+    dr.prepare(optimizer, dr.Compressor(parameters=own))
+    plain = getattr(tf_keras.optimizers, kind)(0.01, momentum=0.0)
+    optimizer.build(own)
+    plain.build(expected)
+
+    @tf.function
+    def step(large):
+        optimizer.apply_gradients([(large, own[0])])
+
+    step(gradients(0)[0])
+    plain.learning_rate = 0.01 / (1 - traced_at)
+    plain.apply_gradients([(gradients(0)[0], expected[0])])
+    for number, now in enumerate((0.5, 0.0, 0.75, 0.9), 1):
+        large, _ = gradients(number)
+        momentum.assign(now)
+        step(large)
+        plain.learning_rate = 0.01 / (1 - now)
+        plain.apply_gradients([(large, expected[0])])
+        np.testing.assert_allclose(own[0].numpy(), expected[0].numpy(), rtol=2e-4, atol=1e-5)
+    assert optimizer.momentum is momentum
+    momentum.assign(1.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected a momentum below 1"):
+        step(large)
+
+
 @pytest.mark.parametrize(
     ("kind", "settings", "momentum"),
     [

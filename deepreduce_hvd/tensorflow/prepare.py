@@ -1,5 +1,6 @@
 """Prepare a Keras optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
 
+import numbers
 import sys
 import warnings
 import weakref
@@ -72,12 +73,15 @@ class _Prepared(_Optimizer):
         if not self.preparation.compresses(variable) or self._is_complete(gradient, slot):
             return super().update_step(gradient, variable, *learning_rate)
         setting = getattr(self, self.momentum_name)
-        momentum = momentum_of(self)
-        if not momentum:
-            return super().update_step(gradient, variable, *learning_rate)
-        scales = self.momentum_name == "momentum"
-        own = momentum_in_use(self.adapter, slot, self.preparation.policy_of(variable).memory)
-        factor = self.preparation.learning_rate_factor(own, momentum) if scales else 1.0
+        momentum = self._varying_momentum()
+        if momentum is None:
+            momentum = momentum_of(self)
+            if not momentum:
+                return super().update_step(gradient, variable, *learning_rate)
+        factor = 1.0
+        if self.momentum_name == "momentum":
+            own = momentum_in_use(self.adapter, slot, self.preparation.policy_of(variable).memory)
+            factor = self._factor(own, momentum)
         if not learning_rate:
             self._factors[id(self)] = factor
         setattr(self, self.momentum_name, 0.0)
@@ -88,6 +92,25 @@ class _Prepared(_Optimizer):
         finally:
             setattr(self, self.momentum_name, setting)
             self._factors.pop(id(self), None)
+
+    def _varying_momentum(self):
+        """Return the momentum as a tensor if a graph reads it in each step, else None."""
+        setting = getattr(self, self.momentum_name)
+        setting = setting() if callable(setting) else setting
+        if tf.executing_eagerly() or isinstance(setting, numbers.Real):
+            return None
+        return tf.cast(tf.convert_to_tensor(setting), tf.float32)
+
+    def _factor(self, own, momentum):
+        """Return the factor of the learning rate for a number or a tensor."""
+        if not tf.is_tensor(momentum):
+            return self.preparation.learning_rate_factor(own, momentum)
+        below_one = tf.debugging.assert_less(
+            momentum, 1.0, message="prepare: expected a momentum below 1"
+        )
+        with tf.control_dependencies([below_one]):
+            # without momentum, nothing is replaced
+            return tf.where(momentum == 0, 1.0, self.preparation.unchecked_factor(own, momentum))
 
     def _is_complete(self, gradient, slot):
         """Return whether nothing of a gradient is delayed, as it did not pass the compressor.
@@ -166,7 +189,7 @@ def momentum_of(optimizer):
     with tf.init_scope():
         setting = getattr(optimizer, name, 0.0)
         setting = setting() if callable(setting) else setting
-        if not tf.is_tensor(setting):
+        if isinstance(setting, numbers.Real):
             return setting
         value = tf.get_static_value(tf.convert_to_tensor(setting))
     return 0.0 if value is None else float(value)

@@ -185,7 +185,26 @@ def _variable_beside(tensor):
     places = [place for place in places if gradients[place] is tensor]
     if not places or variables is None:
         return None
-    return variables[places[_met.number(tensor, len(places))]]
+    variable = variables[places[_met.number(tensor, len(places))]]
+    _expect_once(variable, gradients, variables)
+    return variable
+
+
+def _expect_once(variable, gradients, variables):
+    """Raise InvalidArgumentError for a variable with several gradients in Horovod's function.
+
+    Horovod keeps the result of the last one only, so what the others send would be lost.
+    """
+    pairs = zip(gradients, variables)
+    times = sum(
+        gradient is not None and _handle(one) is _handle(variable) for gradient, one in pairs
+    )
+    if times > 1:
+        raise InvalidArgumentError(
+            f"compress: expected the gradient of each variable once, got that of"
+            f" {getattr(variable, 'name', repr(variable))} {times} times; remove repeated variables"
+            " from the sources of tape.gradient, or from the variables of the optimizer"
+        )
 
 
 def _calling_frame():

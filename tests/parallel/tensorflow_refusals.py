@@ -143,3 +143,19 @@ def scenario_unknown_shape(directory):
             input_signature=[tf.TensorSpec([None, 16])],
         )
         reduce(tf.ones([100, 16]))
+
+
+def scenario_a_variable_twice_among_the_sources(directory):
+    """Horovod keeps one of the two results, so what the other one sent would be lost."""
+    weight, other = tf.Variable(tf.ones([40, 50])), tf.Variable(tf.ones([40, 50]))
+    for options, wrap in itertools.product(({}, {"groups": 1}), (tf.function, lambda step: step)):
+        compressor = dr.Compressor(parameters=[("weight", weight), ("other", other)])
+
+        def step(compressor=compressor, options=options):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight**2 + other**3)
+            tape = hvd.DistributedGradientTape(tape, compression=compressor, **options)
+            return tape.gradient(loss, [weight, other, weight])
+
+        with refused(r"expected the gradient of each variable once, got that of .* 2 times"):
+            wrap(step)()
