@@ -147,7 +147,10 @@ def _check_index(codec):
             case = f"{count} of {d} indices"
             random = np.random.default_rng(count + d)
             indices = np.sort(random.permutation(d)[:count]).astype(np.uint32)
+            before = indices.copy()
             section, decoded, stay = _encode(codec, case, indices, d, _KEY)
+            unchanged = np.array_equal(indices, before)
+            _expect(unchanged, codec, "encode", case, "unchanged indices", "changed ones")
             size = decoded.size if isinstance(decoded, np.ndarray) else count
             _array(codec, "encode", case, decoded, np.uint32, size)
             good = size == 0 or (bool((decoded[1:] > decoded[:-1]).all()) and int(decoded[-1]) < d)
@@ -155,6 +158,8 @@ def _check_index(codec):
             good = isinstance(stay, (bool, np.bool_))
             _expect(good, codec, "encode", case, "True or False as values_stay", repr(stay))
             _check_decoder(codec, case, section, (d, size), decoded, np.uint32)
+            again = _encode(codec, case, indices, d, _KEY)[0] == section
+            _expect(again, codec, "encode", case, "the same bytes in a second call", "other bytes")
 
 
 def _check_decoder(codec, case, section, arguments, expected, dtype):

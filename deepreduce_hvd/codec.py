@@ -84,6 +84,14 @@ class Codec:
         #: the numbers of the index codec and the value codec, once they are known
         self._encoding: list[float] | None = None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("sparsifier", "index", "value") and name in vars(self):
+            raise InvalidArgumentError(
+                f"Codec.{name}: expected no change, because a codec is immutable, got {value!r}; "
+                "make a new Codec"
+            )
+        super().__setattr__(name, value)
+
     def __repr__(self) -> str:
         return f"Codec({self.sparsifier!r}, index={self.index!r}, value={self.value!r})"
 

@@ -71,6 +71,7 @@ class SparseHandle:
         self._key = key
         self._finish = finish
         self._outcome: SparseVectors | None = None
+        self._error: Exception | None = None
         _in_flight.add(self)
 
     def poll(self) -> bool:
@@ -80,8 +81,26 @@ class SparseHandle:
             True if :meth:`wait` would return without waiting.
         """
         for handle in list(_in_flight):
-            handle._exchange.advance()
-        return self._exchange.done
+            handle.advance()
+        return self._exchange.done or self._error is not None
+
+    def advance(self) -> bool:
+        """Advance as far as possible without waiting.
+
+        An error of a collective, such as one that ranks have left, is kept for :meth:`wait`.
+
+        Returns:
+            Whether there was progress.
+        """
+        try:
+            return self._error is None and self._exchange.advance()
+        except Exception as error:
+            self._fail(error)
+            return False
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        _in_flight.discard(self)
 
     def wait(self) -> SparseVectors:
         """Wait for the sum and return it.
@@ -96,7 +115,14 @@ class SparseHandle:
                 differ, or the sum is not finite.
             PeerFailedError: another rank failed, or an argument of that rank is not valid.
         """
-        self._exchange.wait([handle._exchange for handle in list(_in_flight) if handle is not self])
+        if self._error is None:
+            others = [handle for handle in list(_in_flight) if handle is not self]
+            try:
+                self._exchange.wait(others)
+            except Exception as error:
+                self._fail(error)
+        if self._error is not None:
+            raise self._error
         _in_flight.discard(self)
         if self._outcome is None:
             self._outcome = self._finish(self._exchange)

@@ -108,8 +108,9 @@ def row(
     )  # fmt: skip
     if kept is not None and not parts.flags & container.NON_FINITE:
         accumulated = decode_sum_numpy([payload], kept.copy(), 1.0)
-        norm = float(np.linalg.norm(accumulated))
-        figures["relative_error"] = float(np.linalg.norm(kept)) / norm if norm > 0 else 0.0
+        # squares of float32 numbers may be too large or too small for float32
+        norm, left = (float(np.linalg.norm(one.astype(np.float64))) for one in (accumulated, kept))
+        figures["relative_error"] = left / norm if norm > 0 else 0.0
     return figures
 
 

@@ -167,3 +167,41 @@ def test_decode_is_a_class_method():
         encode_with(value_codec(decode=decode))
     payload = encode_with(value_codec(decode=staticmethod(decode)))
     np.testing.assert_array_equal(dr.decode(payload), VALUES * (VALUES >= 7))
+
+
+def index_codec(**methods):
+    """Return a registered index codec of 32-bit indices, with some methods replaced."""
+
+    def encode(self, indices, d, key, value_bits=32.0):
+        return indices.tobytes(), indices.copy(), True
+
+    def decode(cls, section, d, count):
+        if len(section) != 4 * count:
+            raise dr.CorruptPayloadError(f"expected {4 * count} bytes, got {len(section)}")
+        found = np.frombuffer(section, dtype=np.uint32).copy()
+        if (found[1:] <= found[:-1]).any() or (count and found[-1] >= d):
+            raise dr.CorruptPayloadError(f"expected ascending indices below {d}")
+        return found
+
+    number = next(numbers)
+    body = {"stage_id": number, "encode": encode, "decode": classmethod(decode), **methods}
+    return dr.register(type(f"Own{number}", (dr.IndexCodec,), body))()
+
+
+def changes_its_input(self, indices, d, key, value_bits=32.0):
+    kept = indices.copy()
+    indices[1:] -= kept[:-1]
+    return kept.tobytes(), kept, True
+
+
+def random_bytes(self, indices, d, key, value_bits=32.0):
+    kept = indices[np.sort(np.random.permutation(indices.size)[: indices.size // 2])]
+    return kept.tobytes(), kept, True
+
+
+def test_index_codecs_that_break_the_contract_are_named():
+    dr.check_codec(index_codec())
+    with pytest.raises(dr.InvalidArgumentError, match="expected unchanged indices, got changed"):
+        dr.check_codec(index_codec(encode=changes_its_input))
+    with pytest.raises(dr.InvalidArgumentError, match="the same bytes in a second call"):
+        dr.check_codec(index_codec(encode=random_bytes))

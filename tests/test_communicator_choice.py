@@ -117,3 +117,21 @@ def test_auto_in_process_sets_whose_ranks_are_replaced(seed):
             np.testing.assert_array_equal(outcome[0], np.flatnonzero(expected))
             np.testing.assert_array_equal(outcome[1], expected[outcome[0]])
             assert outcome[2] == outcomes[0][2]
+
+
+def test_compressors_that_share_an_auto_do_not_share_what_it_knows():
+    """What is known of one's bucket would change the other's choice at any moment."""
+    size, shared = 4, dr.Auto()
+    shared._facts[tuple(range(size))] = _Facts(_Links(1e-6, 1e-6))
+    alone = dr.Auto()
+    alone._facts[tuple(range(size))] = _Facts(_Links(1e-6, 1e-6))
+
+    def schemes(auto, sparsifier, name):
+        codec = dr.Codec(sparsifier, dr.Rice(), dr.RawValue())
+        buckets = jobs_of(codec, dr.Residual(), gradients_of(size, 2000), step=1)
+        Simulator(size).run(auto, buckets, name=name)
+        return {bucket.scheme for bucket in buckets}
+
+    schemes(shared, dr.TopK(0.01), "deepreduce.0.weight")
+    after = schemes(shared, dr.TopK(0.3), "deepreduce.1.weight")
+    assert after == schemes(alone, dr.TopK(0.3), "deepreduce.1.weight")

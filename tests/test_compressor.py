@@ -406,3 +406,42 @@ def test_other_sparsifiers_have_no_warning_of_growth(sparsifier):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dr.Compressor(dr.Codec(sparsifier, value=dr.LloydMax(bits=4)), parameters=named())
+
+
+def test_codecs_and_stages_are_immutable():
+    """A change after the first use would be ignored by messages, and differ between ranks."""
+    codec = dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.LloydMax(bits=1))
+    before = codec.encode(np.arange(1000, dtype=np.float32)).tobytes()
+    for change in (
+        lambda: setattr(codec, "value", dr.RawValue()),
+        lambda: setattr(codec.value, "bits", 4),
+        lambda: setattr(codec.sparsifier, "ratio", 0.5),
+    ):
+        with pytest.raises(dr.InvalidArgumentError, match="is immutable, got .*; make a new"):
+            change()
+    assert codec.encode(np.arange(1000, dtype=np.float32)).tobytes() == before
+    for copied in (copy.deepcopy(codec), pickle.loads(pickle.dumps(codec))):
+        assert copied == codec
+
+
+@pytest.mark.parametrize("base", [dr.RandomK, dr.NoneSparsifier])
+def test_shared_random_indices_need_the_sparsifier_itself(base):
+    class Own(base):
+        stage_id = None
+
+        def select(self, accumulated, key, step=0):
+            return np.argsort(-np.abs(accumulated))[:3].astype(np.uint32)
+
+    codec = dr.Codec(Own(0.1) if base is dr.RandomK else Own())
+    with pytest.raises(dr.InvalidArgumentError, match="expected the sparsifier RandomK or None"):
+        dr.Compressor(codec, communicator=dr.SharedRandomK(), parameters=named())
+    policy = dr.Compressor(codec, parameters=named()).policies["weight"]
+    assert policy.selects and policy.delays
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: dr.LowPass(1e-50), lambda: dr.MomentumCorrection(1 - 1e-12)]
+)
+def test_settings_that_float32_rounds_out_of_range(make):
+    with pytest.raises(dr.InvalidArgumentError, match="expected a float32 number in"):
+        make()

@@ -327,3 +327,37 @@ def test_before_init(monkeypatch):
     monkeypatch.setattr(sparse_vectors, "_FRAMEWORKS", {"no_framework": "nothing"})
     with pytest.raises(dr.InvalidArgumentError, match=r"expected hvd\.init\(\)"):
         dr.sparse_allreduce(PLACES, V, 9)
+
+
+def test_a_sum_that_fails_does_not_stop_later_ones():
+    """Handles of sums that failed may be kept, as by a trainer that starts again."""
+    pytest.importorskip("horovod.torch")
+    program = """
+import horovod.torch as hvd
+import numpy as np
+import deepreduce_hvd as dr
+
+one = np.array([1]), np.ones(1, np.float32), 10
+hvd.init()
+fails = dr.sparse_allreduce_async(*one, name="x")
+other = dr.sparse_allreduce_async(*one, name="y")
+transport = fails._exchange._transport
+
+def wait(handle):
+    raise RuntimeError("a rank has left")
+
+fails._exchange._transport = type("Failing", (), {
+    "test": staticmethod(transport.test), "wait": staticmethod(wait), "pause": transport.pause,
+})()
+print(other.wait().values, fails.poll())
+print(dr.sparse_allreduce(*one, name="x").values)
+for _ in range(2):
+    try:
+        fails.wait()
+    except RuntimeError as error:
+        print(error)
+print(dr.sparse_allreduce(*one, name="z").values)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    expected = ["[1.] True", "[1.]", "a rank has left", "a rank has left", "[1.]"]
+    assert done.stdout.splitlines() == expected, done.stdout + done.stderr

@@ -1,5 +1,6 @@
 """Test what a compressor reports: scalars for a writer, the table, its notes and the plot."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -172,3 +173,15 @@ def test_a_plot_that_is_refused(tmp_path):
         with pytest.raises(dr.InvalidArgumentError, match=f"plot path: {message}"):
             compressor.plot(path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e20])
+def test_the_relative_error_does_not_depend_on_the_scale(scale):
+    values = (np.random.default_rng(0).standard_normal(10_000) * scale).astype(np.float32)
+    codec, kept = dr.Codec(dr.TopK(0.01)), values.copy()
+    payload = codec.encode(values)
+    kept -= dr.decode(payload)
+    found = statistics.row(
+        10_000, 40_000, payload.size, 1, 0.1, 0.1, path="compressed", payload=payload, kept=kept
+    )
+    assert found["relative_error"] == pytest.approx(0.958, abs=0.01)

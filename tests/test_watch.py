@@ -1,6 +1,7 @@
 """Test the watch on long waits, with a stand-in for Horovod (see also test_hung_peer.py)."""
 
 import atexit
+import gc
 import logging
 import math
 import os
@@ -313,3 +314,22 @@ def test_limits_are_horovods(monkeypatch, check, end, expected):
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", check)
     monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", end)
     assert _limits() == expected
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_collection_starts_while_frames_of_others_are_read(monkeypatch, enabled):
+    """It could end a frame that is being read, before Python 3.12."""
+    found = []
+    watcher = start(Adapter(), find_wait=lambda frame: found.append(gc.isenabled()))
+    monkeypatch.setattr(watcher._horovod, "shutdown", lambda: None)
+    before = gc.isenabled()
+    try:
+        gc.enable() if enabled else gc.disable()
+        for _ in range(3):
+            thread = threading.Thread(target=watcher._look)  # reads the frames of this thread
+            thread.start()
+            thread.join()
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable() if before else gc.disable()
+    assert found and not any(found)

@@ -136,8 +136,8 @@ class _Facts:
 
     def __init__(self, links: _Links) -> None:
         self.links = links
-        self.unions: dict[int, int] = {}
-        self.counts: dict[int, float] = {}
+        self.unions: dict[str, int] = {}
+        self.counts: dict[str, float] = {}
 
 
 class _VectorFacts:
@@ -263,7 +263,7 @@ class Auto(Communicator):
     def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
         # kept to the end: ranks forget the facts at different moments
         facts = self._facts[tuple(channel.transport.ranks)]
-        key = bucket.members[0].key
+        key = channel.prefix  # several compressors may share this object
         total = yield from self._fastest(
             bucket, channel, facts.links, facts.counts.get(key), facts.unions.get(key)
         )

@@ -65,6 +65,11 @@ class Channel:
         return Channel(within, f"{self._name}.within", self), of_hosts
 
     @property
+    def prefix(self) -> str:
+        """The first part of the names, the same in all steps and unique to a bucket."""
+        return self._name
+
+    @property
     def name(self) -> str:
         """The name of the collective that is in flight."""
         return f"{self._name}.{self.rounds}"
@@ -279,8 +284,8 @@ class Exchange:
         finally:
             self._lock.release()
 
-    def wait(self, pending: "Iterable[Exchange]" = ()) -> None:
-        """Wait until the exchange is done; advance the exchanges in ``pending`` meanwhile."""
+    def wait(self, pending: Iterable[Any] = ()) -> None:
+        """Wait until the exchange is done; advance those in ``pending``, or their handles."""
         while not self.done:
             # a list, so that all of them advance
             if not any([exchange.advance() for exchange in (self, *pending)]):  # noqa: C419

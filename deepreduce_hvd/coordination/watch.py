@@ -11,6 +11,7 @@ waits elsewhere does so (:func:`deepreduce_hvd.coordination.handshake.take_part`
 
 import atexit
 import contextlib
+import gc
 import math
 import os
 import sys
@@ -54,6 +55,22 @@ class Wait(NamedTuple):
     handshake: str = ""
     joined: bool = False
     call: object = None
+
+
+@contextlib.contextmanager
+def without_collections():
+    """Keep the garbage collector off while this thread reads the frames of other threads.
+
+    Before Python 3.12, making the object of a frame can start a collection. If a finalizer then
+    lets the other thread run, the frame may end while it is being read, and the process crashes.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def frames_of(frame: types.FrameType | None) -> Iterator[types.FrameType]:
@@ -192,7 +209,8 @@ class Watcher:
             if step == self._failed_at:
                 return
             self._failed_at = None
-        wait, frames = self._find()
+        with without_collections():
+            wait, frames = self._find()
         key = ("elsewhere", step) if wait is None else (wait.key, step)
         if self._key is None or key != self._key:
             self._begin(key, now)
@@ -206,12 +224,13 @@ class Watcher:
             self._help_handshakes(wait)
         if seconds < self._next_note:
             return
-        place = next(filter(None, (place_of(frame, self._hidden) for frame in frames)), "")
-        note = (
-            Note("elsewhere", step, "", place, seconds)
-            if wait is None
-            else Note("waits", step, wait.describe(), place, seconds)
-        )
+        with without_collections():
+            place = next(filter(None, (place_of(frame, self._hidden) for frame in frames)), "")
+            note = (
+                Note("elsewhere", step, "", place, seconds)
+                if wait is None
+                else Note("waits", step, wait.describe(), place, seconds)
+            )
         with self._writes:
             if self.board is not None and self._failed_at is None:
                 self.board.put(self._rank, note)

@@ -101,7 +101,7 @@ class Policy:
     @property
     def selects(self) -> bool:
         """Whether only some elements of a gradient are sent."""
-        return self.codec is not None and not isinstance(self.codec.sparsifier, NoneSparsifier)
+        return self.codec is not None and type(self.codec.sparsifier) is not NoneSparsifier
 
     @property
     def delays(self) -> bool:

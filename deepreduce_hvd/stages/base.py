@@ -63,6 +63,15 @@ class Stage:
         assert self.stage_id is not None
         return [float(self.stage_id), *parameters, *[0.0] * (4 - len(parameters))]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # messages, ranks and compressors rely on what it was when they first used it
+        if name in vars(self) and is_built_in(self):
+            raise InvalidArgumentError(
+                f"{type(self).__name__}.{name}: expected no change, because a stage is immutable, "
+                f"got {value!r}; make a new {type(self).__name__} and a new Codec"
+            )
+        super().__setattr__(name, value)
+
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 

@@ -166,11 +166,11 @@ class Bloom(IndexCodec):
     stage_id = 7
 
     def __init__(self, fpr: float | str | None = None, policy: str = "p2") -> None:
-        self.fpr: float | str | None = fpr
         if fpr is not None and not (isinstance(fpr, str) and fpr == "auto"):
-            self.fpr = expect_float(
+            fpr = expect_float(
                 "Bloom fpr", fpr, 'a number in (0, 1), "auto" or None', lambda fpr: 0 < fpr < 1
             )
+        self.fpr = fpr
         if policy not in POLICIES:
             raise InvalidArgumentError(
                 f"Bloom policy: expected one of {', '.join(POLICIES)}, got {policy!r}"

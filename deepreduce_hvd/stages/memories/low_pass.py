@@ -19,7 +19,7 @@ class LowPass(Memory):
         beta: a number in (0, 1]. 1 is plain error feedback; 0.1 to 0.3 is for large batches.
 
     Raises:
-        InvalidArgumentError: ``beta`` is not a number in (0, 1].
+        InvalidArgumentError: ``beta`` is not a number in (0, 1], also as float32.
     """
 
     stage_id = 2
@@ -27,7 +27,10 @@ class LowPass(Memory):
 
     def __init__(self, beta: float = 0.1) -> None:
         self.beta = expect_float(
-            "LowPass beta", beta, "a number in (0, 1]", lambda beta: 0 < beta <= 1
+            "LowPass beta",
+            beta,
+            "a float32 number in (0, 1]",
+            lambda beta: bool(0 < np.float32(beta) <= 1),
         )
 
     def parameters(self, step: int = 0) -> tuple[float, ...]:

@@ -22,7 +22,7 @@ class MomentumCorrection(Memory):
         momentum: a number in [0, 1).
 
     Raises:
-        InvalidArgumentError: ``momentum`` is not a number in [0, 1).
+        InvalidArgumentError: ``momentum`` is not a number in [0, 1), also as float32.
     """
 
     stage_id = 3
@@ -30,7 +30,10 @@ class MomentumCorrection(Memory):
 
     def __init__(self, momentum: float = 0.9) -> None:
         self.momentum = expect_float(
-            "MomentumCorrection momentum", momentum, "a number in [0, 1)", lambda m: 0 <= m < 1
+            "MomentumCorrection momentum",
+            momentum,
+            "a float32 number in [0, 1)",
+            lambda m: m >= 0 and bool(np.float32(m) < 1),
         )
 
     def parameters(self, step: int = 0) -> tuple[float, ...]:

@@ -39,16 +39,16 @@ class ChunkTopK(Sparsifier):
                 f"ChunkTopK: expected one of ratio and chunk, got ratio={ratio!r} and "
                 f"chunk={chunk!r}"
             )
-        self.ratio = None
-        self.chunk = None
         if chunk is None:
-            self.ratio = expect_float(
+            ratio = expect_float(
                 "ChunkTopK ratio", ratio, "a number in (2^-31, 1]", lambda r: 2**-31 < r <= 1
             )
         else:
-            self.chunk = expect_integer(
+            chunk = expect_integer(
                 "ChunkTopK chunk", chunk, "an integer in [1, 2^31)", lambda n: 0 < n < 2**31
             )
+        self.ratio = ratio
+        self.chunk = chunk
 
     def parameters(self, step: int = 0) -> tuple[float, ...]:
         if self.ratio is not None:

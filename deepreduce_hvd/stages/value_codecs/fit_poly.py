@@ -224,14 +224,14 @@ class FitPoly(ValueCodec):
             f"an integer of 1 to {MAX_DEGREE}",
             lambda n: 1 <= n <= MAX_DEGREE,
         )
-        self.segments = None
         if segments is not None:
-            self.segments = expect_integer(
+            segments = expect_integer(
                 "FitPoly segments",
                 segments,
                 f"an integer of 1 to {MAX_SEGMENTS}",
                 lambda n: 1 <= n <= MAX_SEGMENTS,
             )
+        self.segments = segments
 
     def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.degree, self.segments or 0)
