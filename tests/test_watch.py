@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import itertools
 import logging
 import math
 import os
@@ -333,3 +334,24 @@ def test_no_collection_starts_while_frames_of_others_are_read(monkeypatch, enabl
     finally:
         gc.enable() if before else gc.disable()
     assert found and not any(found)
+
+
+def test_no_frames_are_read_while_steps_go_on(monkeypatch):
+    steps, found = itertools.count(), []
+
+    class Trains:
+        def progress(self):
+            return next(steps)
+
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0")
+    session = Trains()
+    watcher = start(session, find_wait=found.append)
+    for _ in range(10):
+        watcher._look()
+    assert not found
+    session.progress = lambda: 100
+    threads = [threading.Thread(target=watcher._look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    assert found

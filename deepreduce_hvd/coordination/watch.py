@@ -1,9 +1,9 @@
 """A background thread that detects long waits for other ranks and reports which ranks are missing.
 
-Steps have no overhead: every few seconds the thread looks at the stack frames of the program, as a
-debugger would. When they have not changed for a while, it leaves a note for the other ranks
-(:mod:`deepreduce_hvd.coordination.peers`). So a rank that waits learns which other ranks wait too,
-which are elsewhere in their program, and which do not report at all.
+Steps have no overhead: if no step has begun for a few seconds, the thread looks at the stack frames
+of the program, as a debugger would. When they have not changed for a while, it leaves a note for
+the other ranks (:mod:`deepreduce_hvd.coordination.peers`). So a rank that waits learns which other
+ranks wait too, which are elsewhere in their program, and which do not report at all.
 
 A rank that waits in a handshake asks the others to take part in it, and the thread of a rank that
 waits elsewhere does so (:func:`deepreduce_hvd.coordination.handshake.take_part`).
@@ -162,6 +162,7 @@ class Watcher:
         if shut_down is None:
             self._end_after = math.inf
         self._key = self._call = None
+        self._step: int | None = None  # at the last look
         self._since = 0.0
         self._next_note = self._next_message = 0.0
         self._noted = False
@@ -209,10 +210,18 @@ class Watcher:
             if step == self._failed_at:
                 return
             self._failed_at = None
+        if step != self._step:  # the program goes on, so no frames are read
+            self._step = step
+            self._begin(None, now)
+            return
         with without_collections():
             wait, frames = self._find()
         key = ("elsewhere", step) if wait is None else (wait.key, step)
-        if self._key is None or key != self._key:
+        if self._key is None:
+            self._key = key  # since the look before
+            if wait is not None and wait.call is not None:
+                return  # it may be over soon, and is not held yet
+        elif key != self._key:
             self._begin(key, now)
             return
         call = None if wait is None else wait.call
