@@ -176,10 +176,9 @@ class BuildBindings(build_ext):
                 },
                 has_kernels=any(CUDA_CORE.rglob("*.cu")),
             )
+        # with CUDA, a framework alone has several sources to compile at a time
         if self.parallel is None and self.distribution.deepreduce_cuda is None:
-            self.parallel = (
-                jobs()
-            )  # with CUDA, a framework has several sources to compile at a time
+            self.parallel = jobs()
         super().finalize_options()
 
     def get_ext_filename(self, fullname):

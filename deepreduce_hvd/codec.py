@@ -1,5 +1,6 @@
 """Codec: encode tensors with a sparsifier, an index codec and a value codec."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from deepreduce_hvd import backends, container
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.numpy_backend import encode_sparse_numpy, expect_elements, expect_scale
-from deepreduce_hvd.settings import expect_keys
+from deepreduce_hvd.settings import expect_keys, expect_unset
 from deepreduce_hvd.stages.base import IndexCodec, Memory, Sparsifier, ValueCodec, find, is_built_in
 from deepreduce_hvd.stages.index_codecs import RawIndex
 from deepreduce_hvd.stages.memories import NoMemory, Residual
@@ -81,15 +82,9 @@ class Codec:
         self.value = _expect(RawValue() if value is None else value, ValueCodec, "Codec value")
         for stage in (self.sparsifier, self.index, self.value):
             expect_usable(stage)
-        #: the numbers of the index codec and the value codec, once they are known
-        self._encoding: list[float] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("sparsifier", "index", "value") and name in vars(self):
-            raise InvalidArgumentError(
-                f"Codec.{name}: expected no change, because a codec is immutable, got {value!r}; "
-                "make a new Codec"
-            )
+        expect_unset(self, name, value)
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
@@ -137,9 +132,12 @@ class Codec:
             index codec, the value codec and the memory, in this order. All stages must be built-in
             ones (:meth:`is_native`).
         """
-        if self._encoding is None:  # each gradient of each step needs it
-            self._encoding = [*self.index.fields(), *self.value.fields()]
         return [*self.sparsifier.fields(step), *self._encoding, *memory.fields()]
+
+    @functools.cached_property
+    def _encoding(self):
+        """The numbers of the index codec and the value codec, for each gradient of each step."""
+        return [*self.index.fields(), *self.value.fields()]
 
     def encode(
         self,

@@ -41,6 +41,20 @@ def expect_float(what: str, value: object, expected: str, fits: Callable[[float]
     return number
 
 
+def expect_unset(thing: object, name: str, value: object) -> None:
+    """Refuse to change an attribute, because messages and other ranks rely on its first value.
+
+    Raises:
+        InvalidArgumentError: ``thing`` has an attribute of this name.
+    """
+    if name in vars(thing):
+        kind = type(thing).__name__
+        raise InvalidArgumentError(
+            f"{kind}.{name}: expected no change, because codecs and their stages are immutable, "
+            f"got {value!r}; make a new {kind}"
+        )
+
+
 def expect_integer(what: str, value: object, expected: str, fits: Callable[[int], bool]) -> int:
     """Return an integer as an int of Python.
 

@@ -13,7 +13,7 @@ from deepreduce_hvd import container
 from deepreduce_hvd.arrays import expect_array
 from deepreduce_hvd.communicators import Allgather, Communicator
 from deepreduce_hvd.communicators.exchange import Exchange
-from deepreduce_hvd.communicators.given_vectors import GivenVector, GivenVectorSum
+from deepreduce_hvd.communicators.given_vectors import GivenVector, GivenVectorSum, VectorExchange
 from deepreduce_hvd.coordination.collective_names import collective_name, process_set_key
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.numerics.exact_math import is_nonzero
@@ -71,7 +71,6 @@ class SparseHandle:
         self._key = key
         self._finish = finish
         self._outcome: SparseVectors | None = None
-        self._error: Exception | None = None
         _in_flight.add(self)
 
     def poll(self) -> bool:
@@ -81,26 +80,8 @@ class SparseHandle:
             True if :meth:`wait` would return without waiting.
         """
         for handle in list(_in_flight):
-            handle.advance()
-        return self._exchange.done or self._error is not None
-
-    def advance(self) -> bool:
-        """Advance as far as possible without waiting.
-
-        An error of a collective, such as one that ranks have left, is kept for :meth:`wait`.
-
-        Returns:
-            Whether there was progress.
-        """
-        try:
-            return self._error is None and self._exchange.advance()
-        except Exception as error:
-            self._fail(error)
-            return False
-
-    def _fail(self, error: Exception) -> None:
-        self._error = error
-        _in_flight.discard(self)
+            handle._exchange.advance()
+        return self._exchange.done
 
     def wait(self) -> SparseVectors:
         """Wait for the sum and return it.
@@ -115,14 +96,7 @@ class SparseHandle:
                 differ, or the sum is not finite.
             PeerFailedError: another rank failed, or an argument of that rank is not valid.
         """
-        if self._error is None:
-            others = [handle for handle in list(_in_flight) if handle is not self]
-            try:
-                self._exchange.wait(others)
-            except Exception as error:
-                self._fail(error)
-        if self._error is not None:
-            raise self._error
+        self._exchange.wait([handle._exchange for handle in list(_in_flight) if handle is not self])
         _in_flight.discard(self)
         if self._outcome is None:
             self._outcome = self._finish(self._exchange)
@@ -247,7 +221,7 @@ def sparse_allreduce_async(
     except Exception as error:  # tell the other ranks, or they would wait
         vector = GivenVector.failed(label, error, transport.rank)
         total, average = GivenVectorSum(None, None, None, {}), False
-    exchange = Exchange(total, vector, transport, collective)
+    exchange = VectorExchange(total, vector, transport, collective)
 
     def finish(exchange):
         result = exchange.finish()

@@ -270,3 +270,28 @@ def test_the_recommender_trains_on_unrated_items_and_other_weights_per_seed():
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
     task.loss(model, (users, items, truth)).backward()
     assert not any(parameter.grad.is_sparse for parameter in model.parameters())
+
+
+def test_the_figures_of_embedding_tables_on_the_pages():
+    """Those in docs/accuracy.md and docs/choosing.md that no training prints."""
+    task = tasks.TASKS["ncf"]()
+    model = task.model()
+    task.loss(model, next(task.batches(4, 0))[0]).backward()
+    gradients = [
+        layer.weight.grad.numpy().ravel()
+        for layer in model.modules()
+        if isinstance(layer, torch.nn.Embedding)
+    ]
+    shares = [round(100 * np.count_nonzero(one) / one.size) for one in gradients]
+    assert (min(shares), max(shares)) == (6, 17)
+
+    fullest = max(gradients, key=np.count_nonzero)
+    count = np.count_nonzero(fullest)
+
+    def size(index, value):
+        return dr.Codec(dr.Threshold(0), index=index, value=value).encode(fullest).size
+
+    bits = [8 * (size(one, dr.RawValue()) - 4 * count) / count for one in (dr.RLE(), dr.Rice())]
+    assert np.round(bits, 1).tolist() == [0.6, 4.2]
+    four_bits = dr.LloydMax(bits=4)
+    assert 1.7 < size(dr.Rice(), four_bits) / size(dr.RLE(), four_bits) < 2.2

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import warnings
 
 import numpy as np
 import pytest
@@ -357,71 +356,6 @@ def test_variables_of_a_dtype_that_is_not_sent():
         tf.Variable(tf.zeros(3), name="bias"),
     ]
     assert set(dr.Compressor(parameters=ignored).policies) == {"counter:0", "constants:0", "bias:0"}
-
-
-def sent_per_step(codec, memory, steps=40):
-    """Return the elements that are sent in each step of a table of which each step uses 30 rows."""
-    draw, residual, sent = np.random.default_rng(0), np.zeros((1000, 8), np.float32), []
-    for _ in range(steps):
-        gradient = np.zeros_like(residual)
-        gradient[draw.choice(1000, 30, replace=False)] = draw.standard_normal((30, 8))
-        payload = codec.encode((gradient + residual).ravel())
-        sent.append(dr.inspect(payload)["k"])
-        if memory.state:
-            residual = gradient + residual - dr.decode(payload).reshape(residual.shape)
-    return sent
-
-
-@pytest.mark.parametrize(
-    "value", [dr.LloydMax(bits=4), dr.QSGD(bits=7), dr.Float16(), dr.FitPoly()]
-)
-def test_payloads_that_grow_have_a_warning(value):
-    codec = dr.Codec(dr.Threshold(0), index=dr.RLE(), value=value)
-    with pytest.warns(UserWarning, match="sent once is sent in every later step") as caught:
-        dr.Compressor(codec, parameters=named())
-    assert caught[0].filename == __file__
-    with pytest.warns(UserWarning, match="payloads grow"):
-        dr.Compressor({"weight": codec}, parameters=named())
-    grown = sent_per_step(codec, dr.Residual())
-    assert grown[-1] > 3 * grown[0]
-
-
-@pytest.mark.parametrize(
-    ("codec", "memory"),
-    [
-        (dr.Codec(dr.Threshold(0), value=dr.LloydMax(bits=4)), dr.NoMemory()),
-        (dr.Codec(dr.Threshold(0), value=dr.RawValue()), dr.Residual()),
-        (dr.Codec(dr.Threshold(0), value=dr.Deflate()), dr.Residual()),
-    ],
-)
-def test_payloads_that_do_not_grow_have_none(codec, memory):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dr.Compressor(codec, memory, parameters=named())
-    assert max(sent_per_step(codec, memory)) <= 240
-
-
-@pytest.mark.parametrize("sparsifier", [dr.Threshold(0.5), dr.TopK(0.01), dr.NoneSparsifier()])
-def test_other_sparsifiers_have_no_warning_of_growth(sparsifier):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dr.Compressor(dr.Codec(sparsifier, value=dr.LloydMax(bits=4)), parameters=named())
-
-
-def test_codecs_and_stages_are_immutable():
-    """A change after the first use would be ignored by messages, and differ between ranks."""
-    codec = dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.LloydMax(bits=1))
-    before = codec.encode(np.arange(1000, dtype=np.float32)).tobytes()
-    for change in (
-        lambda: setattr(codec, "value", dr.RawValue()),
-        lambda: setattr(codec.value, "bits", 4),
-        lambda: setattr(codec.sparsifier, "ratio", 0.5),
-    ):
-        with pytest.raises(dr.InvalidArgumentError, match="is immutable, got .*; make a new"):
-            change()
-    assert codec.encode(np.arange(1000, dtype=np.float32)).tobytes() == before
-    for copied in (copy.deepcopy(codec), pickle.loads(pickle.dumps(codec))):
-        assert copied == codec
 
 
 @pytest.mark.parametrize("base", [dr.RandomK, dr.NoneSparsifier])

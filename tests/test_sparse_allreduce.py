@@ -350,13 +350,13 @@ fails._exchange._transport = type("Failing", (), {
     "test": staticmethod(transport.test), "wait": staticmethod(wait), "pause": transport.pause,
 })()
 print(other.wait().values, fails.poll())
-print(dr.sparse_allreduce(*one, name="x").values)
+print(dr.sparse_allreduce(*one, name="y").values)
 for _ in range(2):
     try:
         fails.wait()
     except RuntimeError as error:
         print(error)
-print(dr.sparse_allreduce(*one, name="z").values)
+print(dr.sparse_allreduce(*one, name="x").values)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     expected = ["[1.] True", "[1.]", "a rank has left", "a rank has left", "[1.]"]

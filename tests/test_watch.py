@@ -19,8 +19,9 @@ from deepreduce_hvd.communicators import Allgather
 from deepreduce_hvd.communicators.base import Transport
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.exchange import Exchange
+from deepreduce_hvd.coordination.frames import Wait, exchange_in
 from deepreduce_hvd.coordination.peers import Board, Note
-from deepreduce_hvd.coordination.watch import Wait, Watcher, _limits, exchange_in
+from deepreduce_hvd.coordination.watch import Watcher, _limits
 
 http_server = pytest.importorskip("horovod.runner.http.http_server")
 

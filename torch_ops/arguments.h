@@ -2,7 +2,7 @@
 #ifndef DEEPREDUCE_TORCH_ARGUMENTS_H
 #define DEEPREDUCE_TORCH_ARGUMENTS_H
 
-// not ATen/ATen.h, which takes a third of the time of a compilation
+// not ATen/ATen.h, which takes seconds to compile
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

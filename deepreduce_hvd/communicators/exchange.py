@@ -35,6 +35,7 @@ class Channel:
         rank: the number of this rank.
         sent_bytes: the bytes that this rank has handed to collectives.
         rounds: the number of collectives that have started.
+        prefix: the first part of the names of the collectives.
         in_groups: whether the exchange uses collectives of subgroups of the ranks.
     """
 
@@ -45,7 +46,7 @@ class Channel:
         self.rounds = 0
         self.in_groups = False
         self.transport = transport
-        self._name = name
+        self.prefix = name
         self._parent = parent
 
     def by_host(self, ranks_per_host: int | None) -> "tuple[Channel, Channel | None]":
@@ -61,18 +62,13 @@ class Channel:
         """
         self.in_groups = True
         within, across = self.transport.by_host(ranks_per_host)
-        of_hosts = None if across is None else Channel(across, f"{self._name}.across", self)
-        return Channel(within, f"{self._name}.within", self), of_hosts
-
-    @property
-    def prefix(self) -> str:
-        """The first part of the names, the same in all steps and unique to a bucket."""
-        return self._name
+        of_hosts = None if across is None else Channel(across, f"{self.prefix}.across", self)
+        return Channel(within, f"{self.prefix}.within", self), of_hosts
 
     @property
     def name(self) -> str:
         """The name of the collective that is in flight."""
-        return f"{self._name}.{self.rounds}"
+        return f"{self.prefix}.{self.rounds}"
 
     def _next(self, sent: int) -> str:
         self._count(sent)
@@ -284,8 +280,8 @@ class Exchange:
         finally:
             self._lock.release()
 
-    def wait(self, pending: Iterable[Any] = ()) -> None:
-        """Wait until the exchange is done; advance those in ``pending``, or their handles."""
+    def wait(self, pending: "Iterable[Exchange]" = ()) -> None:
+        """Wait until the exchange is done; advance the exchanges in ``pending`` meanwhile."""
         while not self.done:
             # a list, so that all of them advance
             if not any([exchange.advance() for exchange in (self, *pending)]):  # noqa: C419

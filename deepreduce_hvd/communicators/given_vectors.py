@@ -12,6 +12,7 @@ from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.base import Communicator, expect_exchange
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.cltk import CLTK
+from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.communicators.hierarchical import Hierarchical
 from deepreduce_hvd.communicators.shared_random_k import SharedRandomK
 from deepreduce_hvd.communicators.sparse_sum import SparseSum
@@ -216,3 +217,17 @@ def _read(name, described, size):
             f"{name}: expected a description from each of {size} ranks, got {texts!r:.200}"
         )
     return ranks
+
+
+class VectorExchange(Exchange):
+    """An exchange that ends if a collective fails, so that others can go on.
+
+    The error is raised where the result of this exchange is asked for.
+    """
+
+    def advance(self) -> bool:
+        try:
+            return super().advance()
+        except Exception as error:
+            self.error, self.done = error, True
+            return True

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgumentError, UnknownCodecError
+from deepreduce_hvd.settings import expect_unset
 
 #: The state arrays of a memory, (d,) float32 each.
 Arrays = tuple[np.ndarray, ...]
@@ -64,12 +65,8 @@ class Stage:
         return [float(self.stage_id), *parameters, *[0.0] * (4 - len(parameters))]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # messages, ranks and compressors rely on what it was when they first used it
-        if name in vars(self) and is_built_in(self):
-            raise InvalidArgumentError(
-                f"{type(self).__name__}.{name}: expected no change, because a stage is immutable, "
-                f"got {value!r}; make a new {type(self).__name__} and a new Codec"
-            )
+        if is_built_in(self):
+            expect_unset(self, name, value)
         super().__setattr__(name, value)
 
     def __eq__(self, other: object) -> bool:

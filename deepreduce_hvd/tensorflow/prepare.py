@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
 
-from deepreduce_hvd.coordination.watch import frames_of
+from deepreduce_hvd.coordination.frames import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.preparation import Preparation, momentum_in_use, undo, warning
 from deepreduce_hvd.tensorflow.graph import is_exported
@@ -73,11 +73,9 @@ class _Prepared(_Optimizer):
         if not self.preparation.compresses(variable) or self._is_complete(gradient, slot):
             return super().update_step(gradient, variable, *learning_rate)
         setting = getattr(self, self.momentum_name)
-        momentum = self._varying_momentum()
-        if momentum is None:
-            momentum = momentum_of(self)
-            if not momentum:
-                return super().update_step(gradient, variable, *learning_rate)
+        momentum = self._momentum()
+        if not tf.is_tensor(momentum) and not momentum:
+            return super().update_step(gradient, variable, *learning_rate)
         factor = 1.0
         if self.momentum_name == "momentum":
             own = momentum_in_use(self.adapter, slot, self.preparation.policy_of(variable).memory)
@@ -93,12 +91,11 @@ class _Prepared(_Optimizer):
             setattr(self, self.momentum_name, setting)
             self._factors.pop(id(self), None)
 
-    def _varying_momentum(self):
-        """Return the momentum as a tensor if a graph reads it in each step, else None."""
-        setting = getattr(self, self.momentum_name)
-        setting = setting() if callable(setting) else setting
+    def _momentum(self):
+        """Return the momentum: a number, or a tensor if a graph reads it in each step."""
+        setting = _called(getattr(self, self.momentum_name))
         if tf.executing_eagerly() or isinstance(setting, numbers.Real):
-            return None
+            return momentum_of(self)
         return tf.cast(tf.convert_to_tensor(setting), tf.float32)
 
     def _factor(self, own, momentum):
@@ -187,12 +184,15 @@ def momentum_of(optimizer):
         return 0.0
     # legacy optimizers have a variable, whose value can be read outside of the traced function only
     with tf.init_scope():
-        setting = getattr(optimizer, name, 0.0)
-        setting = setting() if callable(setting) else setting
+        setting = _called(getattr(optimizer, name, 0.0))
         if isinstance(setting, numbers.Real):
             return setting
         value = tf.get_static_value(tf.convert_to_tensor(setting))
     return 0.0 if value is None else float(value)
+
+
+def _called(setting):
+    return setting() if callable(setting) else setting
 
 
 def _kind(optimizer):

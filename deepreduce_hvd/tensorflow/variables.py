@@ -20,7 +20,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from deepreduce_hvd.communicators import wire
-from deepreduce_hvd.coordination.watch import frames_of
+from deepreduce_hvd.coordination.frames import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.ops import checked, operators
 

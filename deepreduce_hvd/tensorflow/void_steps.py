@@ -16,7 +16,7 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-from deepreduce_hvd.coordination.watch import frames_of
+from deepreduce_hvd.coordination.frames import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.variables import reducing_frame
 from deepreduce_hvd.validation import expect_loss_scale

@@ -13,7 +13,8 @@ import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from tensorflow.python.eager import execute
 
-from deepreduce_hvd.coordination.watch import Wait, frames_of, watcher
+from deepreduce_hvd.coordination.frames import Wait, frames_of
+from deepreduce_hvd.coordination.watch import watcher
 
 _RUNS_GRAPH = {execute.quick_execute.__code__, execute.execute_with_cancellation.__code__}
 _DECORATION = re.compile(r"^(__inference_|__forward_)+|(_\d+)+$")

@@ -9,8 +9,9 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops, optimizer as horovod_optimizer
 
 from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.frames import Wait, frames_of
 from deepreduce_hvd.coordination.peers import ranks_text
-from deepreduce_hvd.coordination.watch import Wait, frames_of, watcher
+from deepreduce_hvd.coordination.watch import watcher
 from deepreduce_hvd.torch import unnamed
 from deepreduce_hvd.torch.transport import HorovodTransport
 

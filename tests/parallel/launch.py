@@ -262,9 +262,10 @@ def _one_number_each(cases, on_every_number):
     for name in dict.fromkeys(name for _, name in cases):
         numbers = [number for number, other in cases if other == name]
         if name not in on_every_number:
-            # each more rank costs time; one in three runs on more
+            # more ranks take more time: one in three scenarios runs on more
             draw = zlib.crc32(name.encode())
-            numbers = [numbers[0 if draw % 3 else draw // 3 % len(numbers)]]
+            more = numbers[1:] if draw % 3 == 0 else []
+            numbers = [more[draw // 3 % len(more)] if more else numbers[0]]
         chosen += [(number, name) for number in numbers]
     return sorted(chosen)
 

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import CheckpointFunction
 
 from deepreduce_hvd.communicators.wire import AVERAGE, SUM
-from deepreduce_hvd.coordination.watch import frames_of
+from deepreduce_hvd.coordination.frames import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.slot import Slot
 
