@@ -24,7 +24,6 @@ from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.schedule.profile import Profile
 from deepreduce_hvd.settings import changed
 from deepreduce_hvd.stages.base import Memory
-from deepreduce_hvd.stages.memories import Residual
 from deepreduce_hvd.statistics import summary_lines
 from deepreduce_hvd.validation import (
     expect_communicator,
@@ -49,14 +48,17 @@ class Compressor:
 
     Args:
         codec: how a gradient becomes a payload, a :class:`Codec`; or ``"dense"``, uncompressed
-            through Horovod's own allreduce; or ``"fp16"``, the same converted to float16. Default:
-            that of :func:`recommended_codec` for the parameter's shape. To treat parameters
-            differently, give an ordered mapping of name patterns to these, such as
-            ``{"embed*": "dense", "*.bias": "fp16"}``: the first pattern that matches counts, ``*``
-            and ``?`` are wildcards, and parameters that no pattern matches get the default. Or give
-            a function of (name, shape) that returns one of these, or None for the default.
+            through Horovod's own allreduce; or ``"fp16"``, the same converted to float16; or
+            ``"rows"``, for embedding tables: all non-zero elements, in 4 bits each
+            (docs/accuracy.md). Default: that of :func:`recommended_codec` for the parameter's
+            shape. To treat parameters differently, give an ordered mapping of name patterns to
+            these, such as ``{"embed*": "rows", "*.bias": "fp16"}``: the first pattern that matches
+            counts, ``*`` and ``?`` are wildcards, and parameters that no pattern matches get the
+            default. Or give a function of (name, shape) that returns one of these, or None for the
+            default.
         memory: the error feedback, which keeps what a payload leaves out; a :class:`Memory`, or a
-            mapping or a function as for ``codec``. Default: :class:`Residual`.
+            mapping or a function as for ``codec``. Default: :class:`NoMemory` where the codec is
+            ``"rows"``, and otherwise :class:`Residual`.
         communicator: how the payloads of all ranks become a sum. Default: :class:`Allgather`.
             ``"auto"`` selects a communicator for each bucket (:class:`Auto`).
         parameters: (name, parameter) pairs as from ``model.named_parameters()``, or TensorFlow
@@ -88,10 +90,10 @@ class Compressor:
             all ranks. On TensorFlow, compressors whose process sets share ranks must be used for
             the first time in the same order on every rank.
         loss_scale: for loss scaling, a function that returns the current scale:
-            ``scaler.get_scale`` on PyTorch, ``lambda: optimizer.dynamic_scale`` on TensorFlow. It
-            is called in each step. Residuals are then rescaled when the scale changes. A step that
-            overflows on any rank, or in the sum, leaves the residuals of all ranks unchanged. This
-            needs a second copy of the residuals.
+            ``scaler.get_scale`` on PyTorch, ``lambda: model.optimizer.loss_scale`` in Keras 2,
+            ``lambda: optimizer.dynamic_scale`` in Keras 3. It is called in each step. Residuals are
+            then rescaled when the scale changes. A step that overflows on any rank, or in the sum,
+            leaves the residuals of all ranks unchanged. This needs a second copy of the residuals.
         writer: on PyTorch, a TensorBoard ``SummaryWriter`` for scalars.
         writer_interval: number of steps between two writes of scalars.
 
@@ -126,7 +128,7 @@ class Compressor:
     ) -> None:
         #: as given; None for the default
         self.codec = codec
-        self.memory = Residual() if memory is None else memory
+        self.memory = policies.default_memory(codec) if memory is None else memory
         scheme = Auto() if communicator == "auto" else communicator
         self.communicator = cast(Communicator, Allgather() if scheme is None else scheme)
         policies.expect_choice("codec", codec)

@@ -81,7 +81,7 @@ def test_buckets_close_once_they_hold_enough():
         ),
         (
             {"parameters": [("a", torch.zeros(3))], "codec": dr.Rice()},
-            "codec: expected a Codec, 'dense' or 'fp16', got Rice",
+            "codec: expected a Codec, 'dense', 'fp16' or 'rows', got Rice",
         ),
         (
             {"parameters": [("a", torch.zeros(3))], "memory": dr.Residual},

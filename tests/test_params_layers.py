@@ -35,7 +35,7 @@ def test_layers_with_their_own_settings():
         ("dense", "layers: expected a dictionary of name patterns, .* got 'dense'"),
         ({"0.*": {"memory": "none"}}, "layers '0.\\*': expected settings of a codec, got memory"),
         ({"0.*": {"threshold": 1.0}}, "expected settings that apply to this choice .* threshold"),
-        ({"0.*": "half"}, "expected a Codec, 'dense' or 'fp16', got 'half'"),
+        ({"0.*": "half"}, "expected a Codec, 'dense', 'fp16' or 'rows', got 'half'"),
         ({"9.*": "dense"}, "expected a pattern that a parameter needs"),
     ],
 )

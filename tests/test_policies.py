@@ -60,6 +60,30 @@ def test_small_tensors_are_dense_unless_another_way_is_given():
     assert ways == ["codec", "dense", "fp16", "codec"]
 
 
+#: the recipe of docs/accuracy.md for embedding tables
+ROWS = dr.Codec(dr.Threshold(0), index=dr.RLE(), value=dr.LloydMax(bits=4))
+
+
+@pytest.mark.parametrize("given", ["rows", {"*": "rows"}, lambda name, shape: "rows"])
+def test_rows_keep_nothing_unless_a_memory_is_given(given):
+    for memory, kept in (
+        (None, [dr.NoMemory()] * 4),
+        (dr.Residual(), [dr.Residual()] * 4),
+        ({"head": dr.Residual()}, [dr.NoMemory()] * 3 + [dr.Residual()]),
+    ):
+        found = resolved(given, memory)
+        assert list(found.values()) == [Policy("codec", ROWS, one) for one in kept], memory
+
+
+def test_rows_of_all_parameters():
+    comp = compressor("rows")
+    assert (comp.codec, comp.memory) == ("rows", dr.NoMemory())
+    # small tensors are uncompressed, as with every codec that is given
+    assert [policy.codec for policy in comp.policies.values()] == [ROWS, ROWS, None, ROWS]
+    with pytest.warns(UserWarning, match="payloads grow. Use memory=NoMemory"):
+        compressor({"embed*": "rows"}, dr.Residual())
+
+
 LARGE = dr.Codec(dr.TopK(0.01, warmup_steps=50), index=dr.Rice(), value=dr.LloydMax(bits=1))
 SMALL = dr.Codec(dr.NoneSparsifier(), index=dr.Rice(), value=dr.LloydMax(bits=4))
 SIZES = 0, 1, 31, 32, 1023, 1024, 5000
@@ -124,7 +148,7 @@ def test_random_patterns(seed):
     draw = random.Random(seed)
     names = sorted({"".join(draw.choices("ab.", k=draw.randint(1, 4))) for _ in range(8)})
     patterns = ["".join(draw.choices("ab.*?", k=draw.randint(1, 3))) for _ in range(4)]
-    given = {pattern: draw.choice((ONE, TWO, "dense", "fp16")) for pattern in patterns}
+    given = {pattern: draw.choice((ONE, TWO, "dense", "fp16", "rows")) for pattern in patterns}
     first = {
         name: next((one for one in given if fnmatch.fnmatchcase(name, one)), None) for name in names
     }
@@ -137,6 +161,7 @@ def test_random_patterns(seed):
     found = resolved(given, shapes=shapes)
     for name in names:
         expected = given.get(first[name], dr.recommended_codec())
+        expected = ROWS if expected == "rows" else expected
         assert (found[name].codec or found[name].way) == expected, (given, name)
 
 
@@ -148,11 +173,11 @@ def test_random_patterns(seed):
         (
             {"head": "half"},
             None,
-            "codec of 'head': expected a Codec, 'dense' or 'fp16', got 'half'",
+            "codec of 'head': expected a Codec, 'dense', 'fp16' or 'rows', got 'half'",
         ),
         ({"head": dr.TopK(0.1)}, None, r"write Compressor\(Codec\(TopK"),
         ({3: ONE}, None, "expected patterns of parameter names, such as 'embed\\*', got 3"),
-        ("half", None, "codec: expected a Codec, 'dense' or 'fp16', got 'half'"),
+        ("half", None, "codec: expected a Codec, 'dense', 'fp16' or 'rows', got 'half'"),
         (lambda name, shape: 3, None, "codec of parameter embed.weight: expected a Codec, .*got 3"),
         (None, {"*": "dense"}, "memory of '\\*': expected a Memory, got 'dense'"),
         (None, lambda name, shape: ONE, "memory of parameter embed.weight: expected a Memory, got"),

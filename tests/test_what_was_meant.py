@@ -55,7 +55,7 @@ def named():
         ),
         (
             lambda: dr.Compressor({"w*": "topk"}, parameters=named()),
-            r"of 'w\*': expected a Codec, 'dense' or 'fp16', got 'topk'; write dr\.Codec\(",
+            r"of 'w\*': expected a Codec, 'dense', 'fp16' or 'rows', got 'topk'; write dr\.Codec\(",
         ),
         (
             lambda: dr.Compressor([("w*", "dense"), ("b*", "fp16")], parameters=named()),

@@ -17,9 +17,9 @@ from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
 from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stages.base import Memory
-from deepreduce_hvd.stages.index_codecs import Rice
+from deepreduce_hvd.stages.index_codecs import RLE, Rice
 from deepreduce_hvd.stages.memories import NoMemory, Residual
-from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, TopK
+from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, Threshold, TopK
 from deepreduce_hvd.stages.value_codecs import LloydMax
 from deepreduce_hvd.validation import is_model, meant, shown
 
@@ -32,6 +32,8 @@ CodecChoice: TypeAlias = (
 MemoryChoice: TypeAlias = (
     Memory | Mapping[str, Memory] | Callable[[str, _Shape], Memory | None] | None
 )
+#: what ``Compressor(codec=)`` takes for embedding tables
+ROWS = "rows"
 _MOST_NAMES = 5
 _LARGE = 1024  # elements from which a tensor is large
 _SMALLEST = 32  # elements from which the payload of a small tensor is smaller than the tensor
@@ -60,6 +62,19 @@ def recommended_codec(shape: _Shape | None = None) -> Codec:
     if shape is not None and _elements(shape) < _LARGE:
         return Codec(NoneSparsifier(), index=Rice(), value=LloydMax(bits=4))
     return Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))
+
+
+def rows_codec() -> Codec:
+    """Return the codec that ``"rows"`` stands for: all non-zero elements, in 4 bits each.
+
+    It is for embedding tables, where most rows of a gradient are zero (docs/accuracy.md).
+    """
+    return Codec(Threshold(0), index=RLE(), value=LloydMax(bits=4))
+
+
+def default_memory(codec: Any) -> Memory:
+    """Return the memory of a parameter with a codec that the user chose, or with none."""
+    return NoMemory() if isinstance(codec, str) and codec == ROWS else Residual()
 
 
 def _elements(shape: Any) -> int:
@@ -126,10 +141,11 @@ def resolve(
     """Return {parameter name: :class:`Policy`}.
 
     Args:
-        codec: a :class:`Codec`, "dense" or "fp16"; a mapping of patterns to these; a function of
-            (name, shape) that returns one of these; or None. Where it gives none,
+        codec: a :class:`Codec`, "dense", "fp16" or "rows"; a mapping of patterns to these; a
+            function of (name, shape) that returns one of these; or None. Where it gives none,
             :func:`recommended_codec` is used.
-        memory: the same with a :class:`Memory`. The default is :class:`Residual`.
+        memory: the same with a :class:`Memory`. The default is :class:`NoMemory` for "rows", and
+            otherwise :class:`Residual`.
         shapes: {parameter name: shape}.
         dense_below: parameters with fewer elements are sent uncompressed instead of with a codec.
             None: 32 where a parameter uses the default codec for small tensors, otherwise 1,024.
@@ -142,7 +158,10 @@ def resolve(
     memory_of = _chooser("memory", memory, shapes)
     policies = {}
     for name, shape in shapes.items():
-        chosen, kept = codec_of(name, shape), memory_of(name, shape) or Residual()
+        chosen = codec_of(name, shape)
+        kept = memory_of(name, shape) or default_memory(chosen)
+        if isinstance(chosen, str) and chosen == ROWS:
+            chosen = rows_codec()
         if isinstance(chosen, str):
             policies[name] = Policy(chosen)
             continue
@@ -170,7 +189,10 @@ def text_of(value: Any) -> str:
     return repr(value) if is_single(value) else "a function of name and shape"
 
 
-_EXPECTED = {"codec": (Codec, f"a Codec, {DENSE!r} or {FP16!r}"), "memory": (Memory, "a Memory")}
+_EXPECTED = {
+    "codec": (Codec, f"a Codec, {DENSE!r}, {FP16!r} or {ROWS!r}"),
+    "memory": (Memory, "a Memory"),
+}
 
 
 def expect_choice(what: str, given: Any) -> None:
@@ -203,7 +225,7 @@ def _expect_function(what: str, function: Callable[..., Any]) -> None:
 
 def _checked(what: str, where: str, value: Any) -> Any:
     kind, expected = _EXPECTED[what]
-    named = what == "codec" and isinstance(value, str) and value in (DENSE, FP16)
+    named = what == "codec" and isinstance(value, str) and value in (DENSE, FP16, ROWS)
     if value is not None and not isinstance(value, kind) and not named:
         raise InvalidArgumentError(
             f"Compressor {what}{where}: expected {expected}, got {shown(value)}{meant(value, kind)}"

@@ -21,6 +21,7 @@ from deepreduce_hvd.tensorflow.agreement import Agreement
 from deepreduce_hvd.tensorflow.auto_schedule import AutoSchedule, lasting_layout
 from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
+from deepreduce_hvd.tensorflow.embedding_tables import EmbeddingTables
 from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
 from deepreduce_hvd.tensorflow.graph import is_elastic, is_exported, refuse_xla
 from deepreduce_hvd.tensorflow.groups import GradientGroup, Pending
@@ -93,6 +94,7 @@ class Adapter(BaseAdapter):
         self._expecting: weakref.WeakSet = weakref.WeakSet()
         self._groups = {}  # messages to which gradients are added: policy, or None -> GradientGroup
         self._momentum_warned = False
+        self.embedding_tables = EmbeddingTables()
         self._agreement = Agreement(self)
         self.watcher = watch(self)
 
@@ -231,6 +233,9 @@ class Adapter(BaseAdapter):
                 reduced = tf.cast(tensor, sent_dtype(tensor.dtype, slot.policy.way))
                 return reduced, Pending(slot, tensor, None, 0)
         self._warn_of_momentum()
+        if slot.home is None:
+            with tf.device("CPU:0"):
+                self.embedding_tables.look_at(slot, tensor)
         if self.auto is not None and slot.choice is not None:
             return self.auto.begin(slot, tensor, begun)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None

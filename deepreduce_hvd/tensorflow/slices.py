@@ -83,6 +83,7 @@ def _reduce_slices(adapter, slices, slot, variable, op):
     collectives = adapter.collectives
     with tf.device("CPU:0"), tf.control_dependencies(agreed):
         step = slot.steps_taken.read_value()  # before the encoder increments it
+        adapter.embedding_tables.look_at(slot, slices)
         position = position_of(adapter.compressor, slot, 0)  # the records have the step
         with tf.control_dependencies([step, *adapter.void_steps.begin(slot, slices.values)]):
             payload = checked(

@@ -209,7 +209,8 @@ class VoidSteps:
         except AttributeError as error:
             raise InvalidArgumentError(
                 "Compressor loss_scale: expected a function that returns the current scale, got"
-                f" AttributeError: {error}; an optimizer of Keras 3 has its scale after"
+                f" AttributeError: {error}; write lambda: model.optimizer.loss_scale in Keras 2, or"
+                " lambda: optimizer.dynamic_scale in Keras 3, after"
                 " optimizer.build(model.trainable_variables)"
             ) from error
         return expect_loss_scale(float(np.asarray(scale)))

@@ -127,6 +127,7 @@ class Adapter(TorchAdapter):
         if caller.owner is not DIRECT and (slot.dense or self.transport.size == 1):
             # without a probe, or with one rank, the factor does not tell it
             slot.reduction = wire.AVERAGE if caller.owner.op == hvd.Average else wire.SUM
+        self.look_for_table(slot, tensor)
         made, slot.made = slot.made, False
         if slot.dense:
             way = slot.policy.way
@@ -203,6 +204,7 @@ class Adapter(TorchAdapter):
         step.hand_over(slot, flight)
         self.times.result(slot.name, started, time.perf_counter())
         if step.complete:
+            self.warn_of_tables()
             step.device_sums.send()
             if step.leads:
                 self.scheduler.step_ends(self.transport, self.slots)

@@ -2,6 +2,7 @@
 
 import warnings
 
+from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.adapters.base_adapter import BaseAdapter
 from deepreduce_hvd.planning.scheduler import Scheduler
 from deepreduce_hvd.planning.step_times import StepTimes
@@ -30,6 +31,8 @@ class TorchAdapter(BaseAdapter):
         self.scheduler = Scheduler(compressor, self.times, time_fp16, buckets, on_host)
         self.layout = self.scheduler.layout
         self._warned = set()
+        self._looked_at = set()  # slots of which it is known whether they are embedding tables
+        self._tables = []  # names of those that are
         self.warn_of_plan()
         if WHY_NO_OPERATORS is not None:
             self._warn_once(
@@ -73,6 +76,30 @@ class TorchAdapter(BaseAdapter):
         # a pass that only accumulates has no gradients
         if writer is not None and slots and steps % self.compressor.writer_interval == 0:
             write_scalars(writer, self.stats(), steps)
+
+    def look_for_table(self, slot, gradient):
+        """Look at the first gradient of a parameter that may be an embedding table.
+
+        Args:
+            slot: slot of the parameter.
+            gradient: its gradient, of any shape, which may be that of some rows only.
+        """
+        if slot in self._looked_at:
+            return
+        used, rows = 0, 0
+        if embedding_tables.may_be(slot.shape, slot.policy) and gradient.numel():
+            by_row = gradient.detach().reshape(-1, slot.shape[1])
+            used, rows = int((by_row != 0).any(dim=1).sum()), len(by_row)
+            if not used:  # the parameter may not be used in this step
+                return
+        self._looked_at.add(slot)
+        if embedding_tables.is_table(used, rows):
+            self._tables.append(slot.name)
+
+    def warn_of_tables(self):
+        """Warn once about the embedding tables among the gradients of a step."""
+        if self._tables:
+            self._warn_once("tables", embedding_tables.warning(self._tables))
 
     def warn_of_non_finite(self, name):
         """Warn once about the NaN or Inf of a parameter, unless the compressor scales losses."""

@@ -315,6 +315,27 @@ def scenario_random_programs(directory):
         ddp_random.run(seed)
 
 
+def scenario_an_embedding_table_is_named_in_a_warning(directory):
+    network = torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300))
+    for codec, tables in ((None, 1), ({"0.*": "rows"}, 0)):
+        model = DistributedDataParallel(network)
+        compressor = dr.Compressor(codec, parameters=network.named_parameters())
+        compressor.register(model)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                network.zero_grad()
+                model(torch.arange(9) + dist.get_rank()).pow(2).sum().backward()
+            compressor.state_dict()
+        said = [str(one.message) for one in caught if "embedding table" in str(one.message)]
+        assert len(said) == tables, (codec, said)
+        assert all('Compressor({"0.weight": "rows"}' in text for text in said), said
+        assert_equal_everywhere(
+            [(name, one.grad) for name, one in network.named_parameters()], "a table"
+        )
+        compressor.close()
+
+
 def scenario_many_random_programs(directory):
     first = 25 + 40 * (dist.get_world_size() - 2)  # others on each number of ranks
     for seed in range(first, first + 40):

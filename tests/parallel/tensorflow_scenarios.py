@@ -17,6 +17,7 @@ import tensorflow_keras
 import tensorflow_refusals
 import tensorflow_several
 import tensorflow_states
+import tensorflow_tables
 import tensorflow_variables
 from codecs_table import INDEX_WITH_MEMORY as INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
 from scenario_runner import sample
@@ -353,6 +354,7 @@ if __name__ == "__main__":
             **vars(tensorflow_variables),
             **vars(tensorflow_refusals),
             **vars(tensorflow_keras),
+            **vars(tensorflow_tables),
         },
         sys.argv[1],
     )

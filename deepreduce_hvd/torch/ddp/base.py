@@ -172,6 +172,8 @@ class DistributedAdapter(TorchAdapter):
             if backward_pass.failure is not None:
                 raise backward_pass.failure
             slots, gradients = slots_and_gradients()
+            for slot, gradient in zip(slots, () if self.alone else gradients):
+                self.look_for_table(slot, gradient)
         except Exception as error:
             job.failure = error
             slots, gradients = [], []
@@ -216,6 +218,7 @@ class DistributedAdapter(TorchAdapter):
     def _end_pass(self, backward_pass):
         """Write scalars at the end of a backward pass, unless it is None."""
         if backward_pass is not None:
+            self.warn_of_tables()
             self._end_step(backward_pass.slots, void=False)
 
     def _join_streams(self):
