@@ -160,6 +160,21 @@ def _check_index(codec):
             _check_decoder(codec, case, section, (d, size), decoded, np.uint32)
             again = _encode(codec, case, indices, d, _KEY)[0] == section
             _expect(again, codec, "encode", case, "the same bytes in a second call", "other bytes")
+    if codec.any_order:
+        _check_any_order(codec)
+
+
+def _check_any_order(codec):
+    """Check an index codec with ``any_order``: it keeps the order in which indices come."""
+    for count in _COUNTS:
+        case = f"{count} indices in another order"
+        random = np.random.default_rng(count)
+        indices = random.permutation(3 * count + 1)[:count].astype(np.uint32)
+        section, decoded, _ = _encode(codec, case, indices, 3 * count + 1, _KEY)
+        _array(codec, "encode", case, decoded, np.uint32, count)
+        same = np.array_equal(decoded, indices)
+        _expect(same, codec, "encode", case, "these indices, because any_order = True", "others")
+        _check_decoder(codec, case, section, (3 * count + 1, count), indices, np.uint32)
 
 
 def _check_decoder(codec, case, section, arguments, expected, dtype):

@@ -168,9 +168,9 @@ class Codec:
 
         Returns:
             The payload, (n,) uint8, of the same kind as ``gradient``. If the gradient contains NaN
-            or Inf, the payload decodes to NaN everywhere, and ``residual`` is unchanged. If the
-            encoded payload would be larger than the dense tensor, the payload carries all elements
-            instead.
+            or Inf, or a float64 value outside of the range of float32, the payload decodes to NaN
+            everywhere, and ``residual`` is unchanged. If the encoded payload would be larger than
+            the dense tensor, the payload carries all elements instead.
 
         Raises:
             InvalidArgumentError: ``gradient`` or ``residual`` has a wrong dtype, shape or kind,

@@ -14,6 +14,7 @@ from deepreduce_hvd.communicators.base import expect_exchange
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.settings import expect_integer, is_number
 from deepreduce_hvd.stages.base import IndexCodec, Memory, Sparsifier, ValueCodec, overrides
+from deepreduce_hvd.stages.index_codecs.bloom import Bloom
 from deepreduce_hvd.stages.sparsifiers.threshold import Threshold
 from deepreduce_hvd.stages.suggestions import called, makes, written
 from deepreduce_hvd.stages.usable import expect_usable
@@ -73,8 +74,15 @@ def expect_stages(codec, memory, communicator):
 
 
 def warn_of_growth(codec, memory):
-    """Warn if elements that were sent once would be sent in every later step."""
+    """Warn if payloads or residuals would grow from step to step."""
     sparsifier, value = codec.sparsifier, codec.value
+    if memory.state and isinstance(codec.index, Bloom) and codec.index.policy == "leftmost":
+        warnings.warn(
+            f"deepreduce_hvd: with {codec.index!r}, false positives take the places of the last"
+            " indices. So the end of a tensor is hardly ever sent, and what"
+            f" {memory!r} keeps of it grows. Use the policy p0 or p2, or NoMemory()",
+            stacklevel=3,
+        )
     all_nonzero = isinstance(sparsifier, Threshold) and sparsifier.threshold == 0
     if all_nonzero and memory.state and not isinstance(value, (RawValue, Deflate)):
         warnings.warn(

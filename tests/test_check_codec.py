@@ -205,3 +205,23 @@ def test_index_codecs_that_break_the_contract_are_named():
         dr.check_codec(index_codec(encode=changes_its_input))
     with pytest.raises(dr.InvalidArgumentError, match="the same bytes in a second call"):
         dr.check_codec(index_codec(encode=random_bytes))
+
+
+def in_any_order(**methods):
+    def decode(cls, section, d, count):
+        if len(section) != 4 * count:
+            raise dr.CorruptPayloadError(f"expected {4 * count} bytes, got {len(section)}")
+        return np.frombuffer(section, dtype=np.uint32).copy()
+
+    return index_codec(any_order=True, decode=classmethod(decode), **methods)
+
+
+def sorts_indices(self, indices, d, key, value_bits=32.0):
+    return np.sort(indices).tobytes(), np.sort(indices), False
+
+
+def test_index_codecs_in_any_order_keep_the_order():
+    dr.check_codec(in_any_order())
+    dr.check_codec(index_codec(encode=sorts_indices))
+    with pytest.raises(dr.InvalidArgumentError, match="another order: .* because any_order = True"):
+        dr.check_codec(in_any_order(encode=sorts_indices))

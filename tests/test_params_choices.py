@@ -47,3 +47,11 @@ def test_half_precision_through_allreduce(memory):
     assert ["not kept" in text for text in texts] == [True] * (memory == "residual")
     ways = made({"layers": {"weight": {"compressor": "fp16"}}})[0].policies.values()
     assert [policy.way for policy in ways] == ["fp16", "dense"]
+
+
+@pytest.mark.parametrize("name", ["codec", "memory", "communicator"])
+def test_stages_as_arguments_are_refused(name):
+    stage = {"codec": dr.Codec(dr.TopK(0.1)), "memory": dr.NoMemory(), "communicator": dr.GTopK()}
+    message = f"from_params: expected {name} among the settings, .* got the argument {name}="
+    with pytest.raises(dr.InvalidArgumentError, match=message):
+        made(TOPK, **{name: stage[name]})

@@ -1,4 +1,4 @@
-"""Test the warning about settings with which payloads grow from step to step."""
+"""Test the warnings about settings with which payloads or residuals grow from step to step."""
 
 import warnings
 
@@ -67,3 +67,27 @@ def test_other_sparsifiers_have_no_warning_of_growth(sparsifier):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dr.Compressor(dr.Codec(sparsifier, value=dr.LloydMax(bits=4)), parameters=named())
+
+
+def norm_after(policy, steps=60):
+    """Return the norm of the residual after some steps, in units of a gradient's norm."""
+    draw, residual = np.random.default_rng(0), np.zeros(5000, np.float32)
+    codec = dr.Codec(dr.TopK(0.05), index=dr.Bloom(fpr=0.05, policy=policy))
+    for step in range(steps):
+        gradient = draw.standard_normal(5000).astype(np.float32)
+        codec.encode(gradient, residual, step=step)
+    return float(np.linalg.norm(residual) / np.sqrt(5000))
+
+
+def test_residuals_that_grow_have_a_warning():
+    """The policy leftmost hardly ever sends the end of a tensor."""
+    for policy in ("leftmost", "p0", "p2"):
+        codec = dr.Codec(dr.TopK(0.05), index=dr.Bloom(fpr=0.05, policy=policy))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            dr.Compressor(codec, parameters=named())
+            dr.Compressor(codec, dr.NoMemory(), parameters=named())
+        texts = [str(one.message) for one in caught]
+        assert len(texts) == (policy == "leftmost"), texts
+        assert all("hardly ever sent" in text for text in texts)
+    assert norm_after("leftmost") > 1.2 * norm_after("p2")

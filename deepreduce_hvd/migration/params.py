@@ -19,6 +19,7 @@ from deepreduce_hvd.migration.params_table import (
 from deepreduce_hvd.stages.index_codecs import Bloom, RawIndex
 from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, RandomK
 from deepreduce_hvd.stages.value_codecs import Float16, RawValue
+from deepreduce_hvd.validation import shown
 
 _PARTS = ("index", "value", "both", None)
 #: settings that all layers share
@@ -155,6 +156,12 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
             apply to the other settings. A setting that would change a result is never silently
             ignored.
     """
+    for name in ("codec", "memory", "communicator"):
+        if name in options:
+            raise InvalidArgumentError(
+                f"from_params: expected {name} among the settings, which choose it, got the"
+                f" argument {name}={shown(options[name])}; use Compressor for stages of your own"
+            )
     settings = _Settings(params)
     codec = _codec(settings)
     memory = settings.make("memory")
@@ -163,8 +170,6 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
         pattern: codec if own is None else own for pattern, own in _layers(settings, params).items()
     }
     settings.finish()
-    if memory.state:
-        _note_unsent_ends(settings, [codec, *layers.values()])
     chosen = {**layers, "*": layers.get("*", codec)} if layers else codec
     everything = False
     if settings("communicator") == "allreduce":
@@ -189,18 +194,6 @@ def _way(codec):
     if not isinstance(codec, Codec) or not isinstance(codec.sparsifier, NoneSparsifier):
         return codec
     return "fp16" if isinstance(codec.value, Float16) else "dense"
-
-
-def _note_unsent_ends(settings, codecs):
-    """Note codecs with which a memory grows at the end of tensors."""
-    for codec in codecs:
-        if isinstance(codec, Codec) and getattr(codec.index, "policy", None) == "leftmost":
-            settings.differ(
-                "policy leftmost: false positives take the places of the last indices, so the end"
-                " of a tensor is hardly ever sent, and its residual grows, as in DeepReduce's code;"
-                " write 'policy': 'p0' or 'p2'"
-            )
-            return
 
 
 def _layers(settings, params):

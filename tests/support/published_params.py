@@ -75,7 +75,7 @@ PUBLISHED = [
     Published(
         "DeepReduce README.md",
         {"compressor": "topk", "memory": "residual", "communicator": "allgather", "compress_ratio": 0.01, "deepreduce": "index", "index": "bloom"},
-        dr.Codec(dr.TopK(0.01), index=LEFTMOST), dr.Residual(), dr.Allgather(), ("policy leftmost",),
+        dr.Codec(dr.TopK(0.01), index=LEFTMOST), dr.Residual(), dr.Allgather(), ("policy='leftmost'",),
     ),
     Published(
         "DeepReduce run_deepreduce.sh, ResNet-20",
@@ -85,7 +85,7 @@ PUBLISHED = [
             "micro-benchmark": True, "world_size": WORLD_SIZE,
         },
         dr.Codec(dr.TopK(0.01), index=LEFTMOST), dr.Residual(), dr.Allgather(),
-        ("micro-benchmark: nothing is printed", "policy leftmost"),
+        ("micro-benchmark: nothing is printed", "policy='leftmost'"),
     ),
     Published("DeepReduce run_deepreduce.sh", {"compressor": "none", "memory": "none", "communicator": "allreduce"}, *DENSE),
     _of_non_zero({}),
@@ -113,7 +113,7 @@ PUBLISHED = [
     Published(
         "DeepReduce run_deepreduce.sh, time breakdown",
         {"compressor": "topk", "memory": "residual", "communicator": "allgather", "compress_ratio": 0.1, "deepreduce": "index", "index": "bloom"},
-        dr.Codec(dr.TopK(0.1), index=LEFTMOST), dr.Residual(), dr.Allgather(), ("policy leftmost",),
+        dr.Codec(dr.TopK(0.1), index=LEFTMOST), dr.Residual(), dr.Allgather(), ("policy='leftmost'",),
     ),
 ]  # fmt: skip
 
