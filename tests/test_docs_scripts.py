@@ -186,7 +186,9 @@ def test_tensorflow_scripts_run_on_two_ranks(name, legacy, arguments, loss, tmp_
         if block.startswith(f"# {name}\n")
     )
     path = tmp_path / name
-    path.write_text(script + SAME_ON_ALL_RANKS)
+    path.write_text(
+        script.replace("EPOCHS = 256, 4, 32, 6", "EPOCHS = 256, 4, 32, 2") + SAME_ON_ALL_RANKS
+    )
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", legacy)
     finished = horovodrun(2, path, *arguments)
     assert finished.returncode == 0, finished.stdout[-3000:]
@@ -196,7 +198,7 @@ def test_tensorflow_scripts_run_on_two_ranks(name, legacy, arguments, loss, tmp_
     assert len(re.findall(rf"rank [01]: equal parameters, {module}\.", finished.stdout)) == 2
     assert re.search("total .*", finished.stdout)
     if name == "recommender.py":
-        assert float(re.search(r"hit rate@10 ([0-9.]+)", finished.stdout)[1]) > 0.5
+        assert float(re.search(r"hit rate@10 ([0-9.]+)", finished.stdout)[1]) > 0.3
         assert float(re.search(r"step, ([0-9.]+) of the dense", finished.stdout)[1]) < 0.5
 
 
