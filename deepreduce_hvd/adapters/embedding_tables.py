@@ -6,8 +6,12 @@ first gradients and warns.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
-from deepreduce_hvd.planning.policies import ROWS, Policy
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.planning.policies import ROWS, Policy, rows_codec
+from deepreduce_hvd.schedule.dag import DENSE
+from deepreduce_hvd.stages.memories import NoMemory
 
 _MOST_NAMES = 5
 
@@ -26,17 +30,29 @@ def is_table(used: int, rows: int) -> bool:
     return 0 < 4 * used < rows
 
 
-def warning(names: Iterable[str]) -> str:
-    """Return the warning about the tables with these names."""
+def warning(names: Iterable[str], compressor: Any) -> str:
+    """Return the warning about the tables of a compressor with these names."""
     listed = list(names)
+    way, effect = ROWS, "send all used rows in each step"
+    if not _can_have_rows(compressor):
+        way, effect = DENSE, "send them uncompressed"
     shown = ", ".join(listed[:_MOST_NAMES])
     more = f" and {len(listed) - _MOST_NAMES} more" if len(listed) > _MOST_NAMES else ""
-    patterns = ", ".join(f'"{_literal(name)}": "{ROWS}"' for name in listed[:_MOST_NAMES])
+    patterns = ", ".join(f'"{_literal(name)}": "{way}"' for name in listed[:_MOST_NAMES])
     return (
         f"the gradient of {shown}{more} is zero in most rows, as that of an embedding table. Error"
-        " feedback delays rows that are seldom used, which costs accuracy. To send all used rows in"
-        f" each step, write dr.Compressor({{{patterns}}}, parameters=...)"
+        f" feedback delays rows that are seldom used, which costs accuracy. To {effect}, write"
+        f" dr.Compressor({{{patterns}}}, parameters=...)"
     )
+
+
+def _can_have_rows(compressor: Any) -> bool:
+    """Return whether a compressor accepts the codec "rows" for some of its parameters."""
+    try:
+        compressor.communicator.check(rows_codec(), NoMemory())
+    except InvalidArgumentError:
+        return False
+    return compressor.schedule is None  # plans need one codec
 
 
 def _literal(name):

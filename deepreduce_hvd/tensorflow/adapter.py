@@ -94,7 +94,7 @@ class Adapter(BaseAdapter):
         self._expecting: weakref.WeakSet = weakref.WeakSet()
         self._groups = {}  # messages to which gradients are added: policy, or None -> GradientGroup
         self._momentum_warned = False
-        self.embedding_tables = EmbeddingTables()
+        self.embedding_tables = EmbeddingTables(compressor)
         self._agreement = Agreement(self)
         self.watcher = watch(self)
 

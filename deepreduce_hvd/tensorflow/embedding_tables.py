@@ -5,6 +5,7 @@ anything in later steps.
 """
 
 import warnings
+import weakref
 
 import tensorflow as tf
 
@@ -18,9 +19,13 @@ class EmbeddingTables:
     """The embedding tables among the variables of one compressor, as their first gradients show.
 
     One warning names those of a graph. Eagerly, it names the first one.
+
+    Args:
+        compressor: the :class:`~deepreduce_hvd.Compressor`.
     """
 
-    def __init__(self):
+    def __init__(self, compressor):
+        self._compressor = weakref.ref(compressor)  # graphs refer to this object
         self._looked_at = set()  # names of variables whose first gradient is known
         self._expected = set()  # names of variables in graphs whose first gradient is not
         self._found = []
@@ -59,7 +64,7 @@ class EmbeddingTables:
             self._found.append(name)
         if self._found and not self._expected and not self._warned:
             self._warned = True
-            message = embedding_tables.warning(sorted(self._found))
+            message = embedding_tables.warning(sorted(self._found), self._compressor())
             warnings.warn(f"deepreduce_hvd: {message}", stacklevel=2)
 
 

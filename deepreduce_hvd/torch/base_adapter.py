@@ -31,7 +31,7 @@ class TorchAdapter(BaseAdapter):
         self.scheduler = Scheduler(compressor, self.times, time_fp16, buckets, on_host)
         self.layout = self.scheduler.layout
         self._warned = set()
-        self._looked_at = set()  # slots of which it is known whether they are embedding tables
+        self._looked_at = set()  # names of which it is known whether they are embedding tables
         self._tables = []  # names of those that are
         self.warn_of_plan()
         if WHY_NO_OPERATORS is not None:
@@ -84,7 +84,7 @@ class TorchAdapter(BaseAdapter):
             slot: slot of the parameter.
             gradient: its gradient, of any shape, which may be that of some rows only.
         """
-        if slot in self._looked_at:
+        if slot.name in self._looked_at:
             return
         used, rows = 0, 0
         if embedding_tables.may_be(slot.shape, slot.policy) and gradient.numel():
@@ -92,14 +92,14 @@ class TorchAdapter(BaseAdapter):
             used, rows = int((by_row != 0).any(dim=1).sum()), len(by_row)
             if not used:  # the parameter may not be used in this step
                 return
-        self._looked_at.add(slot)
+        self._looked_at.add(slot.name)
         if embedding_tables.is_table(used, rows):
             self._tables.append(slot.name)
 
     def warn_of_tables(self):
         """Warn once about the embedding tables among the gradients of a step."""
         if self._tables:
-            self._warn_once("tables", embedding_tables.warning(self._tables))
+            self._warn_once("tables", embedding_tables.warning(self._tables, self.compressor))
 
     def warn_of_non_finite(self, name):
         """Warn once about the NaN or Inf of a parameter, unless the compressor scales losses."""
