@@ -242,6 +242,10 @@ def test_gtopk_and_cltk_do_not_fill_in():
         (lambda: dr.SplitAllgather(dense=True), "got True"),
         (lambda: dr.GTopK(form="ring"), "expected one of 'butterfly', 'tree', got 'ring'"),
         (lambda: dr.GTopK().check(dr.Codec(dr.Threshold(0.1)), dr.Residual()), "fixed k"),
+        (
+            lambda: dr.CLTK().check(dr.Codec(dr.Threshold(0)), dr.NoMemory()),
+            "expected a memory with Threshold",
+        ),
         (lambda: dr.SharedRandomK().check(dr.Codec(dr.TopK(0.1)), dr.Residual()), "RandomK"),
     ],
 )

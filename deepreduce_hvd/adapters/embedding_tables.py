@@ -5,6 +5,7 @@ rows that are seldom used, which costs accuracy (docs/accuracy.md). So a compres
 first gradients and warns.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,13 +13,19 @@ from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning.policies import ROWS, Policy, rows_codec
 from deepreduce_hvd.schedule.dag import DENSE
 from deepreduce_hvd.stages.memories import NoMemory
+from deepreduce_hvd.stages.sparsifiers import Threshold
 
 _MOST_NAMES = 5
 
 
 def may_be(shape: tuple[int, ...], policy: Policy) -> bool:
     """Return whether a parameter could be an embedding table whose rows are delayed."""
-    return len(shape) == 2 and policy.delays
+    if len(shape) != 2 or policy.codec is None or not policy.delays:
+        return False
+    sparsifier, elements = policy.codec.sparsifier, math.prod(shape)
+    if isinstance(sparsifier, Threshold) and sparsifier.threshold == 0:
+        return False
+    return sparsifier.most_selected(elements, sparsifier.schedule_steps) != elements
 
 
 def is_table(used: int, rows: int) -> bool:

@@ -12,6 +12,9 @@ from deepreduce_hvd.communicators.common_indices import sum_values
 from deepreduce_hvd.communicators.exchange import Channel
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, merged
 from deepreduce_hvd.communicators.sums import BucketSum, CompleteSum
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.stages.base import Memory
+from deepreduce_hvd.stages.sparsifiers import Threshold
 from deepreduce_hvd.stages.value_codecs import Deflate
 
 
@@ -26,8 +29,17 @@ class CLTK(Communicator):
     The indices are encoded with the index codec of the :class:`Codec`, which can be lossy. Values
     are sent as float32 in Horovod's allreduce, so the value codec is not used. CLTK was designed
     for :class:`ChunkTopK` and, with large batches, :class:`LowPass`. It works with all sparsifiers
-    and memories.
+    and memories, except ``Threshold(0)`` without a memory: what only other ranks than the leader
+    have would be lost.
     """
+
+    def check(self, codec: Codec, memory: Memory) -> None:
+        sparsifier = codec.sparsifier
+        if isinstance(sparsifier, Threshold) and sparsifier.threshold == 0 and not memory.state:
+            raise InvalidArgumentError(
+                f"CLTK: expected a memory with {sparsifier!r}, because only elements that are not"
+                f" zero on the leader are sent, got {memory!r}; use Allgather"
+            )
 
     def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
         leader = bucket.step % channel.size

@@ -28,7 +28,7 @@ class AutoSchedule:
 
     Attributes:
         scheduler: the :class:`~deepreduce_hvd.planning.scheduler.Scheduler`.
-        is_told: whether the program says when steps begin and end.
+        is_told: whether the program has said when a step begins.
     """
 
     def __init__(self, adapter):
@@ -63,9 +63,10 @@ class AutoSchedule:
         if not self.is_told:
             raise InvalidArgumentError(
                 "compress: expected to be told when steps begin and end with schedule='auto' on"
-                " TensorFlow, got nothing that does it; write"
-                " @deepreduce_hvd.tensorflow.scheduled(comp) above the training step, or"
-                " model.fit(..., callbacks=[deepreduce_hvd.tensorflow.schedule_callback(comp)])"
+                " TensorFlow, got a gradient before the first step; write"
+                " @deepreduce_hvd.tensorflow.scheduled(comp) above the training step and call it,"
+                " or model.fit(...,"
+                " callbacks=[deepreduce_hvd.tensorflow.schedule_callback(comp)])"
             )
         pending = Undecided(self._adapter, slot, gradient, before)
         return pending.probe, pending
@@ -87,6 +88,7 @@ class AutoSchedule:
 
     def step_begins(self):
         """Prepare for a step: from now on, gradients are sent as the scheduler says."""
+        self.is_told = True
         if self._layout is not self.scheduler.layout:
             self._follow(self.scheduler.layout)
 

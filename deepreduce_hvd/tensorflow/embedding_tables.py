@@ -36,7 +36,8 @@ class EmbeddingTables:
 
         Args:
             slot: slot of the variable.
-            gradient: its gradient, a tensor or tf.IndexedSlices, before it is encoded.
+            gradient: its gradient, before it is encoded. Slices need no look: their rows are all
+                sent in each step.
         """
         name, rows = slot.label, slot.shape[0] if slot.shape.rank else 0
         if self._warned or not embedding_tables.may_be(slot.shape, slot.policy):
@@ -70,15 +71,11 @@ class EmbeddingTables:
 
 def _used_rows(gradient):
     """Return the number of rows of a gradient that are not zero, () int64."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.size(tf.unique(gradient.indices).y, out_type=tf.int64)
     return tf.math.count_nonzero(tf.reduce_any(tf.not_equal(gradient, 0), axis=1))
 
 
 def _is_from_slices(gradient):
-    """Return whether a gradient in a graph is slices, or a tensor made from them."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return True
+    """Return whether a gradient in a graph is a tensor made from slices."""
     while gradient is not None and hasattr(gradient, "op"):  # an eager tensor has none
         made_by = gradient.op
         if made_by.type == "UnsortedSegmentSum":

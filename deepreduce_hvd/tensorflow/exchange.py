@@ -17,6 +17,7 @@ from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.communicators.process_sets import ProcessSetTransport
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.tensorflow.graph import without_derivative
 from deepreduce_hvd.tensorflow.ops import DTYPES
 from deepreduce_hvd.tensorflow.slot import local_variable
 
@@ -112,6 +113,7 @@ class GroupExchange:
         self._adapter = adapter
         self._slots = []
         self._gradients = []
+        self._dtypes = []
         self._steps = []
         self._sums = None
 
@@ -125,10 +127,8 @@ class GroupExchange:
             )
         self._slots.append(slot)
         self._steps.append(step)
-        # NumPy has no bfloat16: pass the bits as uint16
-        self._gradients.append(
-            tf.bitcast(gradient, tf.uint16) if gradient.dtype == tf.bfloat16 else gradient
-        )
+        self._dtypes.append(DTYPES[gradient.dtype])  # another graph may have another one
+        self._gradients.append(gradient)
         return len(self._slots) - 1
 
     def sum_of(self, number, scale):
@@ -145,7 +145,11 @@ class GroupExchange:
         order = _exchanges()
         state = [part for slot in self._slots for part in slot.state]
         kinds = [tf.int64, *[tf.float32] * (len(self._slots) + len(state))]
-        flat = [tf.reshape(gradient, [-1]) for gradient in self._gradients]
+        # NumPy has no bfloat16: pass the bits as uint16
+        flat = [
+            tf.bitcast(gradient, tf.uint16) if gradient.dtype == tf.bfloat16 else gradient
+            for gradient in (tf.reshape(gradient, [-1]) for gradient in self._gradients)
+        ]
         number, *results = tf.numpy_function(
             self._exchange, [order, scale, self._steps[0], *flat, *state], kinds
         )
@@ -156,8 +160,8 @@ class GroupExchange:
             updates += [slot.steps_taken.assign_add(1) for slot in self._slots]
         with tf.control_dependencies([update for update in updates if tf.is_tensor(update)]):
             return [
-                tf.ensure_shape(tf.identity(total), [slot.elements])
-                for slot, total in zip(self._slots, results)
+                tf.ensure_shape(without_derivative(total, gradient), [slot.elements])
+                for slot, total, gradient in zip(self._slots, results, self._gradients)
             ]
 
     def _exchange(self, number, scale, step, *arrays):
@@ -167,11 +171,9 @@ class GroupExchange:
         started = time.perf_counter()
         state = iter([part.copy() for part in arrays[len(self._slots) :]])
         members = []
-        for slot, gradient in zip(self._slots, arrays):
+        for slot, gradient, dtype in zip(self._slots, arrays, self._dtypes):
             own = tuple(next(state) for _ in slot.state)
-            members.append(
-                BucketMember(slot.label, gradient, own, slot.key, DTYPES[slot.dtype], slot.selected)
-            )
+            members.append(BucketMember(slot.label, gradient, own, slot.key, dtype, slot.selected))
         policy = self._slots[0].policy  # all have the same
         bucket = Bucket(
             policy.codec, policy.memory, members, compressor.seed, int(step), hvd.rank()

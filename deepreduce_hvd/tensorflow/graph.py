@@ -61,6 +61,27 @@ def after(updates):
     return tf.control_dependencies([update for update in updates if tf.is_tensor(update)])
 
 
+def without_derivative(result, gradient):
+    """Return the result of reducing a gradient, so that its derivative is an error.
+
+    TensorFlow would count a result of Python code, and a decoded one, as a constant.
+    """
+
+    @tf.custom_gradient
+    def reduced(result, gradient):
+        return tf.identity(result), _refuse_derivative
+
+    return reduced(result, gradient)
+
+
+@tf.RegisterGradient("DeepreduceDecodeSum")
+def _refuse_derivative(*arguments):
+    raise InvalidArgumentError(
+        "tape.gradient: expected no derivative of a gradient that a compressor reduced, got one;"
+        " derive gradients before they are reduced"
+    )
+
+
 def refuse_xla():
     """Raise InvalidArgumentError in a function that XLA compiles."""
     from tensorflow.python.ops import control_flow_util

@@ -7,7 +7,7 @@ from deepreduce_hvd import numpy_backend as neutral
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.stages.memories import NoMemory
-from deepreduce_hvd.tensorflow.graph import position_of, rank_of_job
+from deepreduce_hvd.tensorflow.graph import position_of, rank_of_job, without_derivative
 from deepreduce_hvd.tensorflow.ops import DTYPES, checked, operators
 from deepreduce_hvd.tensorflow.slot import reduced_dtype
 
@@ -81,10 +81,10 @@ class HostPath:
                 ranks, [], [gradient], [slot.seconds.variable.handle], [],
                 member=member, members=len(group.payloads), variable=slot.label, T=gradient.dtype,
             )  # fmt: skip
-        return self._decode_in_numpy(slot, group, gradient.dtype, member, shape, scale, ranks)
+        return self._decode_in_numpy(slot, group, gradient, member, shape, scale, ranks)
 
     @staticmethod
-    def _decode_in_numpy(slot, group, dtype, member, shape, scale, ranks):
+    def _decode_in_numpy(slot, group, gradient, member, shape, scale, ranks):
         members = len(group.payloads)
 
         def decode(gathered, factor, ranks):
@@ -101,4 +101,4 @@ class HostPath:
             )
 
         total = tf.numpy_function(decode, [group.gathered, scale, ranks], tf.float32)
-        return tf.cast(tf.reshape(total, shape), dtype)
+        return tf.cast(tf.reshape(without_derivative(total, gradient), shape), gradient.dtype)

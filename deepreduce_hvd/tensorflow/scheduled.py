@@ -43,7 +43,6 @@ def scheduled(compressor: "Compressor") -> Callable[[Step], Step]:
     auto = compressor.adapter.auto
     if auto is None:
         return lambda function: function
-    auto.is_told = True
 
     def decorate(function: Step) -> Step:
         @functools.wraps(function, updated=())
@@ -83,7 +82,6 @@ def schedule_callback(compressor: "Compressor") -> Any:
     auto = compressor.adapter.auto
     if auto is None:
         return tf.keras.callbacks.Callback()
-    auto.is_told = True
     return tf.keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs=None: compressor.adapter.auto.step_begins(),
         on_train_batch_end=lambda batch, logs=None: compressor.adapter.auto.step_ends(),

@@ -10,7 +10,7 @@ from deepreduce_hvd.communicators import Allgather
 from deepreduce_hvd.communicators.wire import AVERAGE, SUM
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.stages.memories import NoMemory, Residual
-from deepreduce_hvd.tensorflow.graph import is_exported, position_of, refuse_xla
+from deepreduce_hvd.tensorflow.graph import is_exported, position_of, refuse_xla, without_derivative
 from deepreduce_hvd.tensorflow.ops import checked, operators
 from deepreduce_hvd.tensorflow.slot import reduced_dtype
 
@@ -52,6 +52,15 @@ def _added_up(slices, slot):
     return tf.IndexedSlices(values, rows, tf.constant(slot.shape.as_list(), tf.int64))
 
 
+def _as_tensor(slices, slot):
+    """Return slices as a tensor of the variable's shape; an error for rows out of range."""
+    rows, indices = slot.shape[0], slices.indices
+    within = tf.reduce_all((indices >= 0) & (indices < rows))
+    text = f"deepreduce_hvd: parameter {slot.label}: expected rows from 0 to {rows - 1}, got"
+    with tf.control_dependencies([tf.debugging.Assert(within, [text, indices])]):
+        return tf.math.unsorted_segment_sum(slices.values, indices, rows)
+
+
 def _reduce_slices(adapter, slices, slot, variable, op):
     if slot.choice is not None:
         raise InvalidArgumentError(
@@ -59,7 +68,7 @@ def _reduce_slices(adapter, slices, slot, variable, op):
             " are for dense gradients, got slices; use sparse_as_dense=True or another schedule"
         )
     if slot.dense:
-        return _reduce_tensor(adapter, tf.convert_to_tensor(slices), slot, variable, op)
+        return _reduce_tensor(adapter, _as_tensor(slices, slot), slot, variable, op)
     if not isinstance(adapter.compressor.communicator, Allgather):
         raise InvalidArgumentError(
             f"parameter {slot.label}: expected Allgather for slices, got"
@@ -83,7 +92,6 @@ def _reduce_slices(adapter, slices, slot, variable, op):
     collectives = adapter.collectives
     with tf.device("CPU:0"), tf.control_dependencies(agreed):
         step = slot.steps_taken.read_value()  # before the encoder increments it
-        adapter.embedding_tables.look_at(slot, slices)
         position = position_of(adapter.compressor, slot, 0)  # the records have the step
         with tf.control_dependencies([step, *adapter.void_steps.begin(slot, slices.values)]):
             payload = checked(
@@ -105,5 +113,8 @@ def _reduce_slices(adapter, slices, slot, variable, op):
         )  # fmt: skip
         dense_shape = tf.constant(slot.shape.as_list(), tf.int64)
     return adapter.void_steps.look_at(
-        slot, tf.IndexedSlices(values, indices, dense_shape=dense_shape)
+        slot,
+        tf.IndexedSlices(
+            without_derivative(values, slices.values), indices, dense_shape=dense_shape
+        ),
     )

@@ -12,6 +12,7 @@ graph that had the variable of an optimizer would read it after that optimizer w
 
 import sys
 import threading
+import weakref
 
 import numpy as np
 import tensorflow as tf
@@ -47,10 +48,13 @@ class Reduction:
 
     Attributes:
         step: the OptimizerStep that runs or has run last, or None.
+        scaled_by: function that returns the Keras LossScaleOptimizer with a dynamic scale that
+            reduces them; None if there is none, or none any more.
     """
 
     def __init__(self):
         self.step = None
+        self.scaled_by = lambda: None
 
 
 class _Tracing:
@@ -77,6 +81,8 @@ class VoidSteps:
         self._lock = threading.Lock()  # a graph's gradients come in several threads
         self._tracing = None
         self._together = None
+        self._scaled = []  # ids of the LossScaleOptimizers so far, that of the last step last
+        self._takes_turns = False  # whether one of them came again after another one
 
     @property
     def active(self):
@@ -143,6 +149,9 @@ class VoidSteps:
                 " of tf.compat.v1"
             )
         reduction = self.reduction()
+        optimizer = _scaling_optimizer()
+        if getattr(optimizer, "dynamic", False):
+            reduction.scaled_by = weakref.ref(optimizer)
 
         def begun(last_scale):
             return self._begin(slot, reduction, float(last_scale))
@@ -197,11 +206,30 @@ class VoidSteps:
         with self._lock:
             if reduction.step is None or slot in reduction.step.slots:
                 reduction.step = OptimizerStep(self._current_scale())
+                self._expect_scale_of(reduction)
             undo = slot.step is not None and slot.step.void
             slot.step = reduction.step
             slot.step.slots.add(slot)
         scale = slot.step.scale
         return undo, np.float32(scale / last_scale if last_scale > 0 else 1), np.float64(scale)
+
+    def _expect_scale_of(self, reduction):
+        """Raise InvalidArgumentError if optimizers with different scales take turns.
+
+        A second optimizer alone is one of a model that was compiled again.
+        """
+        optimizer, scale = reduction.scaled_by(), reduction.step.scale
+        if optimizer is None:
+            return
+        if self._scaled[-1:] != [id(optimizer)]:
+            self._takes_turns = self._takes_turns or id(optimizer) in self._scaled
+            self._scaled = [*(one for one in self._scaled if one != id(optimizer)), id(optimizer)]
+        if self._takes_turns and float(np.asarray(optimizer.loss_scale)) != scale:
+            raise InvalidArgumentError(
+                f"Compressor loss_scale: expected the scale {float(optimizer.loss_scale):g} of the"
+                f" LossScaleOptimizer that reduces these gradients, got {scale:g}, of another"
+                " optimizer; give each optimizer with a loss scale a compressor of its own"
+            )
 
     def _current_scale(self):
         try:

@@ -256,5 +256,33 @@ def scenario_graphs_of_version_1_are_refused(directory):
             raise AssertionError("a graph of tf.compat.v1: went on silently")
 
 
+def scenario_graphs_of_several_dtypes(directory):
+    """A graph keeps the dtype of its gradients when another one is traced."""
+    for communicator in (dr.GTopK(), dr.RecursiveDoubling(), dr.SplitAllgather()):
+        weight = tf.Variable(tf.ones([24, 20]))
+        compressor = dr.Compressor(
+            dr.Codec(dr.TopK(1.0)),
+            communicator=communicator,
+            parameters=[("weight", weight)],
+            dense_below=0,
+        )
+
+        def reduced(gradient, dtype, compressor=compressor, weight=weight):
+            return dr.tensorflow.allreduce_gradients(
+                [tf.cast(gradient, dtype)], [weight], compression=compressor
+            )[0]
+
+        graphs = {
+            dtype: tf.function(lambda gradient, dtype=dtype: reduced(gradient, dtype))
+            for dtype in (tf.bfloat16, tf.float32, tf.float64)
+        }
+        for _ in range(2):
+            for dtype, graph in graphs.items():
+                found = graph(tf.fill([24, 20], 1.0 + hvd.rank()))
+                mean = (1 + hvd.size()) / 2
+                assert found.dtype == dtype, (found.dtype, dtype)
+                assert np.allclose(tf.cast(found, tf.float32), mean), (communicator, dtype)
+
+
 if __name__ == "__main__":
     run_all(dict(globals()), sys.argv[1])

@@ -12,7 +12,7 @@ import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
 from codecs_table import MEMORIES
-from scenario_runner import sample
+from scenario_runner import refused, sample
 from tensorflow_overflow_tools import (
     ONE,
     SHAPES,
@@ -125,6 +125,52 @@ def scenario_keras_fit_with_a_loss_scale_optimizer(directory):
     np.testing.assert_allclose(
         kept / scale, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max()
     )
+
+
+def scenario_two_scales_need_two_compressors(directory):
+    """Two models that take turns have scales of their own, as a GAN may."""
+    batches = _Batches()
+    batches.inputs[: VOID * 16] = 1
+    for shared in (True, False):
+        networks = [
+            tf.keras.Sequential([tf.keras.layers.Dense(40, use_bias=False)]) for _ in range(2)
+        ]
+        for network in networks:
+            network.build([None, 48])
+        both = [network.trainable_variables[0] for network in networks]
+        named = list(zip("ab", both))
+        first = dr.Compressor(
+            parameters=named if shared else named[:1],
+            loss_scale=lambda networks=networks: networks[0].optimizer.loss_scale,
+        )
+        second = first
+        if not shared:
+            second = dr.Compressor(
+                parameters=named[1:],
+                loss_scale=lambda networks=networks: networks[1].optimizer.loss_scale,
+            )
+        for place, compressor in enumerate((first, second)):
+            optimizer = hvd_keras.DistributedOptimizer(
+                tf.keras.optimizers.SGD(0.01), f"own{shared}{place}",
+                compression=compressor.bound_to([both[place]]),
+            )  # fmt: skip
+            optimizer = tf.keras.mixed_precision.LossScaleOptimizer(
+                optimizer, initial_scale=16.0, dynamic_growth_steps=2 if place == 0 else 1000
+            )
+            networks[place].compile(optimizer, loss="mse")
+
+        def train(networks=networks):
+            for step in range(4):
+                part = slice(16 * step, 16 * step + 16)
+                for network in networks:
+                    network.train_on_batch(batches.inputs[part], batches.answers[part])
+
+        if shared:
+            with refused("expected the scale 16 of the LossScaleOptimizer .*, got 32, of another"):
+                train()
+        else:
+            train()
+            assert [float(one.optimizer.loss_scale) for one in networks] == [64, 16]
 
 
 def scenario_a_model_that_is_compiled_again_with_another_scale(directory):

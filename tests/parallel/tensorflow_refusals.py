@@ -159,3 +159,45 @@ def scenario_a_variable_twice_among_the_sources(directory):
 
         with refused(r"expected the gradient of each variable once, got that of .* 2 times"):
             wrap(step)()
+
+
+def scenario_derivatives_of_reduced_gradients(directory):
+    """They are errors; a result of Python code would count as a constant."""
+    weight = tf.Variable(tf.reshape(tf.range(480.0) / 480, [24, 20]))
+    exact = dr.Codec(dr.TopK(1.0))
+    for communicator, as_slices in (
+        (dr.GTopK(), False), (dr.Allgather(), True), (dr.Allgather(), False),
+    ):  # fmt: skip
+        compressor = dr.Compressor(
+            exact, communicator=communicator, parameters=[("weight", weight)], dense_below=0
+        )
+
+        def derived(compressor=compressor, as_slices=as_slices):
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    loss = tf.reduce_sum(weight**3)
+                gradient = inner.gradient(loss, weight)
+                if as_slices:
+                    gradient = tf.IndexedSlices(gradient, tf.range(24), [24, 20])
+                (reduced,) = dr.tensorflow.allreduce_gradients(
+                    [gradient], [weight], compression=compressor
+                )
+                penalty = tf.reduce_sum(tf.convert_to_tensor(reduced) ** 2)
+            return outer.gradient(penalty, weight)
+
+        for wrap in (tf.function, lambda step: step):
+            with refused("derive gradients before they are reduced"):
+                wrap(derived)()
+
+
+def scenario_rows_of_a_dense_variable_that_are_out_of_range(directory):
+    """On all ranks; with a codec, see slices_out_of_range_on_one_rank."""
+    weight = tf.Variable(tf.zeros([200, 8]))
+    compressor = dr.Compressor("dense", parameters=[("weight", weight)])
+    for bad in (-1, 200):
+        slices = tf.IndexedSlices(tf.ones([2, 8]), tf.constant([1, bad]))
+        with refused("parameter weight: expected rows from 0 to 199, got"):
+            dr.tensorflow.allreduce_gradients([slices], [weight], compression=compressor)
+    slices = tf.IndexedSlices(tf.ones([2, 8]), tf.constant([7, 7]))  # without dense_shape
+    (mean,) = dr.tensorflow.allreduce_gradients([slices], [weight], compression=compressor)
+    assert mean.shape == (200, 8) and float(tf.reduce_sum(mean[7])) == 16, mean

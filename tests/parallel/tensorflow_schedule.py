@@ -90,6 +90,9 @@ def scenario_a_compressor_that_is_not_told_of_steps(directory):
     ):
         make_step(network, compressor)(coefficients(0, network))
     step = make_step(network, compressor)
+    dr.tensorflow.schedule_callback(compressor)  # not given to fit
+    with refused("expected to be told .* got a gradient before the first step"):
+        make_step(network, compressor)(coefficients(0, network))
     inside = tf.function(
         lambda: dr.tensorflow.scheduled(compressor)(step)(coefficients(0, network))
     )

@@ -85,6 +85,8 @@ def scenario_tables_that_are_not_delayed_need_no_warning(directory):
         ("dense", None),
         (None, dr.NoMemory()),
         (dr.Codec(dr.NoneSparsifier()), None),
+        (dr.Codec(dr.Threshold(0), index=dr.RLE()), None),
+        (dr.Codec(dr.TopK(1.0)), None),
     ):
         network = _Model(1)
         compressor = dr.Compressor(
