@@ -54,7 +54,7 @@ def _added_up(slices, slot):
 
 def _as_tensor(slices, slot):
     """Return slices as a tensor of the variable's shape; an error for rows out of range."""
-    rows, indices = slot.shape[0], slices.indices
+    rows, indices = slot.shape[0], tf.convert_to_tensor(slices.indices)
     within = tf.reduce_all((indices >= 0) & (indices < rows))
     text = f"deepreduce_hvd: parameter {slot.label}: expected rows from 0 to {rows - 1}, got"
     with tf.control_dependencies([tf.debugging.Assert(within, [text, indices])]):
