@@ -49,7 +49,7 @@ def test_hooks_of_pytorch_send_what_their_formulas_say(tmp_path):
     run(
         "demo_ddp.py",
         "--epochs",
-        0.32,  # 150 steps; PowerSGD starts after 140
+        0.4,  # PowerSGD starts after 140 steps
         "--only",
         "fp16,PowerSGD rank 1,PowerSGD rank 4",
         "--output",

@@ -21,7 +21,7 @@ from deepreduce_hvd.tensorflow.agreement import Agreement
 from deepreduce_hvd.tensorflow.auto_schedule import AutoSchedule, lasting_layout
 from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
-from deepreduce_hvd.tensorflow.embedding_tables import EmbeddingTables
+from deepreduce_hvd.tensorflow.embedding_tables import EmbeddingTables, is_from_slices
 from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
 from deepreduce_hvd.tensorflow.graph import is_elastic, is_exported, refuse_xla
 from deepreduce_hvd.tensorflow.groups import GradientGroup, Pending
@@ -212,9 +212,10 @@ class Adapter(BaseAdapter):
         slot.dtype = tensor.dtype
         with tf.control_dependencies(agreed):
             # the identity makes the gradient wait; the later cast of a dense one may be a no-op
-            return self._begin(slot, tf.identity(tensor) if agreed else tensor, variable)
+            gradient = tf.identity(tensor) if agreed else tensor
+            return self._begin(slot, gradient, variable, is_from_slices(tensor))
 
-    def _begin(self, slot, tensor, variable):
+    def _begin(self, slot, tensor, variable, from_slices):
         """Build what Horovod reduces for a gradient: the gradient itself, or a probe."""
         if tf.executing_eagerly() and begins_call(tensor):
             self._groups = {}  # what is in them is of calls that failed
@@ -235,7 +236,7 @@ class Adapter(BaseAdapter):
         self._warn_of_momentum()
         if slot.home is None:
             with tf.device("CPU:0"):
-                self.embedding_tables.look_at(slot, tensor)
+                self.embedding_tables.look_at(slot, tensor, from_slices)
         if self.auto is not None and slot.choice is not None:
             return self.auto.begin(slot, tensor, begun)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None

@@ -31,13 +31,14 @@ class EmbeddingTables:
         self._found = []
         self._warned = False
 
-    def look_at(self, slot, gradient):
+    def look_at(self, slot, gradient, from_slices):
         """Look at a gradient, if it is the variable's first one; in a graph, when the graph runs.
 
         Args:
             slot: slot of the variable.
             gradient: its gradient, before it is encoded. Slices need no look: their rows are all
                 sent in each step.
+            from_slices: what :func:`is_from_slices` returned.
         """
         name, rows = slot.label, slot.shape[0] if slot.shape.rank else 0
         if self._warned or not embedding_tables.may_be(slot.shape, slot.policy):
@@ -45,7 +46,7 @@ class EmbeddingTables:
         if tf.executing_eagerly():
             if name not in self._looked_at:
                 self._note(name, int(_used_rows(gradient)), rows)
-        elif tf.compat.v1.executing_eagerly_outside_functions() and _is_from_slices(gradient):
+        elif tf.compat.v1.executing_eagerly_outside_functions() and from_slices:
             self._expected.add(name)
 
             def note(used):
@@ -74,17 +75,15 @@ def _used_rows(gradient):
     return tf.math.count_nonzero(tf.reduce_any(tf.not_equal(gradient, 0), axis=1))
 
 
-def _is_from_slices(gradient):
-    """Return whether a gradient in a graph is a tensor made from slices."""
-    while gradient is not None and hasattr(gradient, "op"):  # an eager tensor has none
+def is_from_slices(gradient):
+    """Return whether a gradient, as Horovod passes it, is a tensor that a graph made from slices.
+
+    The graph that made it is looked at. A branch in which it is used has a placeholder for it, and
+    reading what placeholders stand for would keep tensors and graphs alive.
+    """
+    while hasattr(gradient, "op"):  # an eager tensor has none
         made_by = gradient.op
-        if made_by.type == "UnsortedSegmentSum":
-            return True
-        gradient = made_by.inputs[0] if made_by.type in _ELEMENT_WISE else _captured(gradient)
+        if made_by.type not in _ELEMENT_WISE:
+            return made_by.type == "UnsortedSegmentSum"
+        gradient = made_by.inputs[0]
     return False
-
-
-def _captured(tensor):
-    """Return what a placeholder of a branch or function stands for; None for any other tensor."""
-    captures = getattr(tensor.graph, "captures", ())
-    return next((outer for outer, inner in captures if inner is tensor), None)

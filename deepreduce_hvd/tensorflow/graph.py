@@ -77,8 +77,8 @@ def without_derivative(result, gradient):
 @tf.RegisterGradient("DeepreduceDecodeSum")
 def _refuse_derivative(*arguments):
     raise InvalidArgumentError(
-        "tape.gradient: expected no derivative of a gradient that a compressor reduced, got one;"
-        " derive gradients before they are reduced"
+        "GradientTape: expected no derivative of a gradient that a compressor reduced, got one;"
+        " derive gradients before they are reduced, and reduce them outside of other tapes"
     )
 
 

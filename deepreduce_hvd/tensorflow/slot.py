@@ -31,7 +31,11 @@ def _adapter():
 
 def read(variable):
     """Return a variable's value as a NumPy array, eagerly or in the default session."""
-    return np.array(variable.numpy() if tf.executing_eagerly() else _adapter().run(variable))
+    if not tf.executing_eagerly():
+        return np.array(_adapter().run(variable))
+    # not variable.numpy(): a graph that is being traced would count it as its own variable, and
+    # could not run once it is deleted, as that of a compressor that is not used any more
+    return np.array(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
 
 
 def write(variable, value):

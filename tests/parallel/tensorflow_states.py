@@ -3,6 +3,9 @@
 Run by tensorflow_scenarios.py.
 """
 
+import gc
+import weakref
+
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
@@ -251,3 +254,23 @@ def scenario_a_memory_of_the_users_own(directory):
 def scenario_statistics_add_up(directory):
     _, compressor = train(2)
     expect_statistics_that_add_up(compressor)
+
+
+def scenario_a_compressor_that_is_not_used_may_be_deleted(directory):
+    """Ranks compare its steps while the function of another one is traced, which refers to it."""
+    named, others = model(), model()
+    compressor, unused = compressor_of(named), compressor_of(others)
+    train_step = make_step(named, compressor)
+
+    @tf.function
+    def step(images):  # returns nothing that a tape could derive
+        train_step(images)
+
+    step(batch(0))
+    kept = weakref.ref(unused)
+    del unused, others
+    gc.collect()
+    assert kept() is None
+    with tf.GradientTape():  # then TensorFlow looks at all variables of a function
+        step(batch(1))
+    assert_equal_everywhere(variables(named), "after a deletion")
