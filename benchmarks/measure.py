@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.stages.base import FIRST_USER_ID, registered
+from deepreduce_hvd.stages.registry import FIRST_USER_ID, registered
 
 HERE = pathlib.Path(__file__).resolve().parent
 CORE = HERE.parent / "deepreduce_hvd" / "csrc"

@@ -33,11 +33,12 @@ from deepreduce_hvd.sparse_vectors import (
     sparse_allreduce,
     sparse_allreduce_async,
 )
-from deepreduce_hvd.stages.base import IndexCodec, Memory, Sparsifier, ValueCodec, register
+from deepreduce_hvd.stages.base import IndexCodec, Memory, Sparsifier, ValueCodec
 from deepreduce_hvd.stages.index_codecs import *  # noqa: F403
 from deepreduce_hvd.stages.index_codecs import __all__ as _index
 from deepreduce_hvd.stages.memories import *  # noqa: F403
 from deepreduce_hvd.stages.memories import __all__ as _memory
+from deepreduce_hvd.stages.registry import register
 from deepreduce_hvd.stages.sparsifiers import *  # noqa: F403
 from deepreduce_hvd.stages.sparsifiers import __all__ as _sparsifiers
 from deepreduce_hvd.stages.value_codecs import *  # noqa: F403

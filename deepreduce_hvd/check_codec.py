@@ -4,8 +4,9 @@ import numpy as np
 
 from deepreduce_hvd.codec import Codec, decode
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError, UnknownCodecError
-from deepreduce_hvd.stages.base import IndexCodec, ValueCodec, find
+from deepreduce_hvd.stages.base import IndexCodec, ValueCodec
 from deepreduce_hvd.stages.index_codecs import RawIndex
+from deepreduce_hvd.stages.registry import find
 from deepreduce_hvd.stages.sections import expect_encoded
 from deepreduce_hvd.stages.sparsifiers import TopK
 from deepreduce_hvd.stages.suggestions import makes, written

@@ -14,9 +14,10 @@ from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.native import core as _native
 from deepreduce_hvd.numerics.exact_math import is_nonzero
 from deepreduce_hvd.settings import is_integer, is_number
-from deepreduce_hvd.stages.base import FIRST_USER_ID, is_built_in
+from deepreduce_hvd.stages.base import is_built_in
 from deepreduce_hvd.stages.index_codecs import RawIndex
 from deepreduce_hvd.stages.memories import NoMemory
+from deepreduce_hvd.stages.registry import FIRST_USER_ID
 from deepreduce_hvd.stages.value_codecs import RawValue
 
 _BFLOAT16 = container.DTYPES["bfloat16"]

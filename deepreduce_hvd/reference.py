@@ -15,8 +15,9 @@ from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 from deepreduce_hvd.numerics import bits
 from deepreduce_hvd.numerics.exact_math import is_nonzero
 from deepreduce_hvd.numerics.random import Purpose, random_key
-from deepreduce_hvd.stages.base import IndexCodec, ValueCodec, find, is_built_in
+from deepreduce_hvd.stages.base import IndexCodec, ValueCodec, is_built_in
 from deepreduce_hvd.stages.memories.saturated import saturated_difference
+from deepreduce_hvd.stages.registry import find
 from deepreduce_hvd.stages.sections import expect_encoded
 from deepreduce_hvd.stages.value_codecs import BFloat16, Float16, RawValue
 

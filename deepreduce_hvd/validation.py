@@ -83,7 +83,7 @@ def warn_of_growth(codec, memory):
             f" {memory!r} keeps of it grows. Use the policy p0 or p2, or NoMemory()",
             stacklevel=3,
         )
-    all_nonzero = isinstance(sparsifier, Threshold) and sparsifier.threshold == 0
+    all_nonzero = isinstance(sparsifier, Threshold) and sparsifier.keeps_all
     if all_nonzero and memory.state and not isinstance(value, (RawValue, Deflate)):
         warnings.warn(
             f"deepreduce_hvd: {sparsifier!r} sends every non-zero element, and {memory!r} keeps "

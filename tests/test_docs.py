@@ -19,7 +19,7 @@ from deepreduce_hvd.stages import (
     sparsifiers,
     value_codecs as value,
 )
-from deepreduce_hvd.stages.base import FIRST_USER_ID, registered
+from deepreduce_hvd.stages.registry import FIRST_USER_ID, registered
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

@@ -6,7 +6,7 @@ import torch
 from own_stages import OwnResidual
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.stages import base
+from deepreduce_hvd.stages import registry
 
 
 class Levels(OwnResidual):
@@ -46,7 +46,7 @@ def test_an_array_as_an_attribute(make):
 
 @pytest.fixture
 def register(monkeypatch):
-    monkeypatch.setattr(base, "_registry", {k: dict(v) for k, v in base._registry.items()})
+    monkeypatch.setattr(registry, "_registry", {k: dict(v) for k, v in registry._registry.items()})
     return dr.register
 
 
@@ -78,7 +78,7 @@ def test_decoded_values_are_finite(register):
 def test_a_class_that_is_defined_again(register):
     register(logarithm(1))
     again = register(logarithm(2))
-    assert base.find(dr.ValueCodec, 211) is again
+    assert registry.find(dr.ValueCodec, 211) is again
 
     class Other(dr.ValueCodec):
         stage_id = 211

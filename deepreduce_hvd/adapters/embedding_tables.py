@@ -23,7 +23,7 @@ def may_be(shape: tuple[int, ...], policy: Policy) -> bool:
     if len(shape) != 2 or policy.codec is None or not policy.delays:
         return False
     sparsifier, elements = policy.codec.sparsifier, math.prod(shape)
-    if isinstance(sparsifier, Threshold) and sparsifier.threshold == 0:
+    if isinstance(sparsifier, Threshold) and sparsifier.keeps_all:
         return False
     return sparsifier.most_selected(elements, sparsifier.schedule_steps) != elements
 

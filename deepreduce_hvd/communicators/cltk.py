@@ -35,7 +35,7 @@ class CLTK(Communicator):
 
     def check(self, codec: Codec, memory: Memory) -> None:
         sparsifier = codec.sparsifier
-        if isinstance(sparsifier, Threshold) and sparsifier.threshold == 0 and not memory.state:
+        if isinstance(sparsifier, Threshold) and sparsifier.keeps_all and not memory.state:
             raise InvalidArgumentError(
                 f"CLTK: expected a memory with {sparsifier!r}, because only elements that are not"
                 f" zero on the leader are sent, got {memory!r}; use Allgather"

@@ -10,8 +10,8 @@ from deepreduce_hvd.stages.base import (
     ValueCodec,
     is_built_in,
     overrides,
-    registered,
 )
+from deepreduce_hvd.stages.registry import registered
 
 #: {kind of stage: methods that a custom stage must have}
 _NEEDED = {

@@ -94,7 +94,7 @@ class Adapter(BaseAdapter):
         self._expecting: weakref.WeakSet = weakref.WeakSet()
         self._groups = {}  # messages to which gradients are added: policy, or None -> GradientGroup
         self._momentum_warned = False
-        self.embedding_tables = EmbeddingTables(compressor)
+        self._embedding_tables = EmbeddingTables(compressor)
         self._agreement = Agreement(self)
         self.watcher = watch(self)
 
@@ -236,7 +236,7 @@ class Adapter(BaseAdapter):
         self._warn_of_momentum()
         if slot.home is None:
             with tf.device("CPU:0"):
-                self.embedding_tables.look_at(slot, tensor, from_slices)
+                self._embedding_tables.look_at(slot, tensor, from_slices)
         if self.auto is not None and slot.choice is not None:
             return self.auto.begin(slot, tensor, begun)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None

@@ -40,9 +40,9 @@ class EmbeddingTables:
                 sent in each step.
             from_slices: what :func:`is_from_slices` returned.
         """
-        name, rows = slot.label, slot.shape[0] if slot.shape.rank else 0
         if self._warned or not embedding_tables.may_be(slot.shape, slot.policy):
             return
+        name, rows = slot.label, slot.shape[0]
         if tf.executing_eagerly():
             if name not in self._looked_at:
                 self._note(name, int(_used_rows(gradient)), rows)

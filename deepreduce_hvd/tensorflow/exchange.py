@@ -18,8 +18,8 @@ from deepreduce_hvd.communicators.process_sets import ProcessSetTransport
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.graph import without_derivative
+from deepreduce_hvd.tensorflow.local_variables import local_variable
 from deepreduce_hvd.tensorflow.ops import DTYPES
-from deepreduce_hvd.tensorflow.slot import local_variable
 
 
 def _names_failures(collective):
@@ -113,7 +113,6 @@ class GroupExchange:
         self._adapter = adapter
         self._slots = []
         self._gradients = []
-        self._dtypes = []
         self._steps = []
         self._sums = None
 
@@ -127,7 +126,6 @@ class GroupExchange:
             )
         self._slots.append(slot)
         self._steps.append(step)
-        self._dtypes.append(DTYPES[gradient.dtype])  # another graph may have another one
         self._gradients.append(gradient)
         return len(self._slots) - 1
 
@@ -171,8 +169,10 @@ class GroupExchange:
         started = time.perf_counter()
         state = iter([part.copy() for part in arrays[len(self._slots) :]])
         members = []
-        for slot, gradient, dtype in zip(self._slots, arrays, self._dtypes):
+        for slot, given, gradient in zip(self._slots, self._gradients, arrays):
             own = tuple(next(state) for _ in slot.state)
+            # not the slot's dtype, which is that of the graph that was traced last
+            dtype = DTYPES[given.dtype]
             members.append(BucketMember(slot.label, gradient, own, slot.key, dtype, slot.selected))
         policy = self._slots[0].policy  # all have the same
         bucket = Bucket(

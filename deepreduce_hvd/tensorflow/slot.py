@@ -10,55 +10,13 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.context import eager_mode
 from tensorflow.python.framework.ops import EagerTensor
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from deepreduce_hvd import statistics
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import FP16
-
-
-def _adapter():
-    session = tf.compat.v1.get_default_session()
-    if session is None:
-        raise InvalidArgumentError(
-            "compressor state: expected eager execution or a default session (`with"
-            " session.as_default()`), got neither"
-        )
-    return session
-
-
-def read(variable):
-    """Return a variable's value as a NumPy array, eagerly or in the default session."""
-    if not tf.executing_eagerly():
-        return np.array(_adapter().run(variable))
-    # not variable.numpy(): a graph that is being traced would count it as its own variable, and
-    # could not run once it is deleted, as that of a compressor that is not used any more
-    return np.array(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
-
-
-def write(variable, value):
-    if tf.executing_eagerly():
-        variable.assign(value)
-    else:
-        variable.load(value, _adapter())
-
-
-def local_variable(value, **options):
-    """Create a variable of this rank only.
-
-    In a tf.compat.v1 graph it is a local variable, which broadcast_global_variables leaves
-    unchanged.
-    """
-    if tf.compat.v1.executing_eagerly_outside_functions():
-        # tf.Variable would count as made by the tf.function that is being traced, which is an error
-        # after its first call, and a SavedModel may have been that
-        return ResourceVariable(value, trainable=False, **options)
-    local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
-    return tf.compat.v1.Variable(
-        value, trainable=False, collections=local, use_resource=True, **options
-    )
+from deepreduce_hvd.tensorflow.local_variables import local_variable, read, write
 
 
 class Slot(tf.Module):

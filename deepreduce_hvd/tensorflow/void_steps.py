@@ -81,7 +81,8 @@ class VoidSteps:
         self._lock = threading.Lock()  # a graph's gradients come in several threads
         self._tracing = None
         self._together = None
-        self._scaled = []  # ids of the LossScaleOptimizers so far, that of the last step last
+        self._scaled: weakref.WeakSet = weakref.WeakSet()  # the LossScaleOptimizers so far
+        self._last_scaled = lambda: None  # returns that of the last step
         self._takes_turns = False  # whether one of them came again after another one
 
     @property
@@ -221,9 +222,10 @@ class VoidSteps:
         optimizer, scale = reduction.scaled_by(), reduction.step.scale
         if optimizer is None:
             return
-        if self._scaled[-1:] != [id(optimizer)]:
-            self._takes_turns = self._takes_turns or id(optimizer) in self._scaled
-            self._scaled = [*(one for one in self._scaled if one != id(optimizer)), id(optimizer)]
+        if optimizer is not self._last_scaled():
+            self._takes_turns = self._takes_turns or optimizer in self._scaled
+            self._scaled.add(optimizer)
+            self._last_scaled = weakref.ref(optimizer)
         if self._takes_turns and float(np.asarray(optimizer.loss_scale)) != scale:
             raise InvalidArgumentError(
                 f"Compressor loss_scale: expected the scale {float(optimizer.loss_scale):g} of the"

@@ -15,7 +15,8 @@ from deepreduce_hvd.numerics.float16 import limit_of, unit_of
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
 from deepreduce_hvd.tensorflow.graph import after, time_after
 from deepreduce_hvd.tensorflow.groups import GradientGroup, Pending
-from deepreduce_hvd.tensorflow.slot import local_variable, reduced_dtype
+from deepreduce_hvd.tensorflow.local_variables import local_variable
+from deepreduce_hvd.tensorflow.slot import reduced_dtype
 from deepreduce_hvd.tensorflow.variables import arguments_of_reduction, reduces_several
 
 #: the branches of a graph, in the order of their numbers in :attr:`Choice.way`

@@ -32,7 +32,7 @@ class TorchAdapter(BaseAdapter):
         self.layout = self.scheduler.layout
         self._warned = set()
         self._looked_at = set()  # names of which it is known whether they are embedding tables
-        self._tables = []  # names of those that are
+        self._tables = []  # names of those that are, until a warning names them
         self.warn_of_plan()
         if WHY_NO_OPERATORS is not None:
             self._warn_once(
@@ -86,20 +86,20 @@ class TorchAdapter(BaseAdapter):
         """
         if slot.name in self._looked_at:
             return
-        used, rows = 0, 0
         if embedding_tables.may_be(slot.shape, slot.policy) and gradient.numel():
-            by_row = gradient.detach().reshape(-1, slot.shape[1])
-            used, rows = int((by_row != 0).any(dim=1).sum()), len(by_row)
+            rows = gradient.detach().reshape(-1, slot.shape[1])
+            used = int((rows != 0).any(dim=1).sum())
             if not used:  # the parameter may not be used in this step
                 return
+            if embedding_tables.is_table(used, len(rows)):
+                self._tables.append(slot.name)
         self._looked_at.add(slot.name)
-        if embedding_tables.is_table(used, rows):
-            self._tables.append(slot.name)
 
     def warn_of_tables(self):
         """Warn once about the embedding tables among the gradients of a step."""
-        if self._tables:
-            self._warn_once("tables", embedding_tables.warning(self._tables, self.compressor))
+        tables, self._tables = self._tables, []
+        if tables:
+            self._warn_once("tables", embedding_tables.warning(tables, self.compressor))
 
     def warn_of_non_finite(self, name):
         """Warn once about the NaN or Inf of a parameter, unless the compressor scales losses."""

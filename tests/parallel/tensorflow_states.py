@@ -28,7 +28,7 @@ from tensorflow_tools import (
 
 import deepreduce_hvd as dr
 import deepreduce_hvd.tensorflow
-from deepreduce_hvd.stages.base import registered
+from deepreduce_hvd.stages.registry import registered
 
 
 def scenario_resumed_equals_uninterrupted(directory):

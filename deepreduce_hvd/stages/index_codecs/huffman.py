@@ -4,7 +4,8 @@ import numpy as np
 
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 from deepreduce_hvd.numerics import huffman_code, varint
-from deepreduce_hvd.stages.base import IndexCodec, register
+from deepreduce_hvd.stages.base import IndexCodec
+from deepreduce_hvd.stages.registry import register
 from deepreduce_hvd.stages.sections import expect_empty
 
 BLOCK = 4096

@@ -4,7 +4,8 @@ import numpy as np
 
 from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numerics import varint
-from deepreduce_hvd.stages.base import IndexCodec, register
+from deepreduce_hvd.stages.base import IndexCodec
+from deepreduce_hvd.stages.registry import register
 
 
 @register

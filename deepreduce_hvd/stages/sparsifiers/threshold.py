@@ -30,6 +30,11 @@ class Threshold(Sparsifier):
             "Threshold", threshold, "a finite float32 of at least 0", lambda t: 0 <= t <= largest
         )
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every non-zero element is kept."""
+        return self.threshold == 0
+
     def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.threshold,)
 

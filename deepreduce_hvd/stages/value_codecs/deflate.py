@@ -6,7 +6,8 @@ import numpy as np
 
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 from deepreduce_hvd.settings import expect_integer
-from deepreduce_hvd.stages.base import ValueCodec, register
+from deepreduce_hvd.stages.base import ValueCodec
+from deepreduce_hvd.stages.registry import register
 
 BLOCK = 65536
 _STRATEGIES = {"rle": zlib.Z_RLE, "default": zlib.Z_DEFAULT_STRATEGY}

@@ -7,7 +7,8 @@ import numpy as np
 
 from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numerics import exact_math
-from deepreduce_hvd.stages.base import ValueCodec, register
+from deepreduce_hvd.stages.base import ValueCodec
+from deepreduce_hvd.stages.registry import register
 from deepreduce_hvd.stages.value_codecs.fit_sides import restored, sort_sides, to_values
 
 _SECTION = struct.Struct("<I8f")  # number of positives; a, b, c, d per side

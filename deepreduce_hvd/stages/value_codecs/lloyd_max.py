@@ -5,7 +5,8 @@ import numpy as np
 from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numerics.bits import pack_fields, unpack_fields
 from deepreduce_hvd.settings import expect_integer
-from deepreduce_hvd.stages.base import ValueCodec, register
+from deepreduce_hvd.stages.base import ValueCodec
+from deepreduce_hvd.stages.registry import register
 
 _MOST_BITS = 4
 #: Magnitudes are counted in bins. A bin has all float32 numbers with the same exponent and the same

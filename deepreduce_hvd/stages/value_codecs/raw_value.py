@@ -3,7 +3,8 @@
 import numpy as np
 
 from deepreduce_hvd.errors import CorruptPayloadError
-from deepreduce_hvd.stages.base import ValueCodec, register
+from deepreduce_hvd.stages.base import ValueCodec
+from deepreduce_hvd.stages.registry import register
 
 
 @register
