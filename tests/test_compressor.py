@@ -225,7 +225,8 @@ def test_a_compressor_is_not_pickled_or_copied(copied):
 
 def test_a_codec_of_the_users_own_trains():
     """A codec in pure Python with an id of 128 or more runs in NumPy, not in the core."""
-    from deepreduce_hvd.stages.base import ValueCodec, _registry
+    from deepreduce_hvd.stages.base import ValueCodec
+    from deepreduce_hvd.stages.registry import _registry
 
     class Signs(dr.ValueCodec):
         stage_id = 200
