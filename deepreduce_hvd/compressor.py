@@ -65,17 +65,18 @@ class Compressor:
             variables as in ``model.trainable_variables``. Required, because state is stored by
             parameter name.
         bucket_bytes: size at which a bucket is full, in bytes of the uncompressed float32
-            gradients. Gradients are assigned to buckets in the order in which backward makes them
-            ready. A bucket is sent when its last gradient is ready. 0 sends one message per
-            gradient. On TensorFlow this setting has no effect, because Horovod requests the result
-            of each gradient before it traces the next one. Use Horovod's ``groups=`` to merge
-            messages.
+            gradients; 64 MiB by default. Gradients are assigned to buckets in the order in which
+            backward makes them ready. A bucket is sent when its last gradient is ready. 0 sends one
+            message per gradient. On TensorFlow this setting has no effect, because Horovod requests
+            the result of each gradient before it traces the next one. Use Horovod's ``groups=`` to
+            merge messages.
         schedule: which gradients share a message and how each message is sent. None: buckets of
             ``bucket_bytes``. ``"auto"``: after some steps, the job measures its layers and network,
             tries the fastest plans, and uses the one whose steps take the least time; sending all
             gradients uncompressed, or as float16, is among them (docs/schedule.md). On TensorFlow
-            it needs a decorator or a callback. A :class:`~deepreduce_hvd.schedule.Plan`: that plan
-            from the first step on. With :meth:`register`, PyTorch decides which share a message.
+            it needs a decorator or a callback. A :class:`~deepreduce_hvd.schedule.Plan`: use it
+            from the first step on. After :meth:`register`, PyTorch decides which gradients share a
+            message.
         threads: on PyTorch, number of threads that encode gradients while backward makes others; 0
             leaves encoding to the thread of backward. Payloads do not depend on it. Default:
             (cores / ranks on this host) - 1, limited to the range 1 to 4. Threads are used with
@@ -274,8 +275,8 @@ class Compressor:
 
         Args:
             model: a ``DistributedDataParallel`` (DDP), or a module after ``fully_shard`` (FSDP2) in
-                each host, whose average is compressed between the hosts. Its parameters are on the
-                host.
+                each host, whose average is compressed between the hosts. The parameters of such a
+                module are on the host; those of a DDP model may be on a GPU.
             mesh: for ``fully_shard``, the one-dimensional ``DeviceMesh`` of the ranks that have the
                 same shard, one per host (docs/tutorial-fsdp.md). None for DDP.
 
@@ -388,7 +389,7 @@ class Compressor:
         print("\n".join([*lines, *adapter.schedule_notes()]))
 
     def profile(self) -> Profile:
-        """Return measurements of this rank's last steps; on TensorFlow with ``schedule="auto"``.
+        """Return measurements of this rank's last steps. On TensorFlow, it needs ``"auto"``.
 
         The profile contains when gradients become ready, the seconds of encoding and decoding, and
         the sizes of payloads; with ``schedule="auto"``, also the network. ``profile().save(path)``
@@ -408,9 +409,10 @@ class Compressor:
         return self.adapter.plan
 
     def timeline(self, path: str | os.PathLike[str]) -> None:
-        """Write this rank's last complete step as a Chrome trace; on TensorFlow, with ``"auto"``.
+        """Write this rank's last complete step as a Chrome trace, for ui.perfetto.dev.
 
-        It is for ui.perfetto.dev. Time 0 is the first gradient. A plan adds the predicted step.
+        Time 0 is the first gradient. A plan adds the predicted step. On TensorFlow, this needs
+        ``schedule="auto"``.
 
         Args:
             path: path of the JSON file.

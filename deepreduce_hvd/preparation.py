@@ -1,7 +1,7 @@
 """prepare: set an optimizer up for error feedback.
 
-Error feedback delays what it does not send by up to 1 / density steps, so each sent value already
-averages past gradients. Momentum in the optimizer would average them once more, which costs
+Error feedback delays what it does not send, often by about 1 / density steps. So each sent value
+already averages past gradients. Momentum in the optimizer would average them once more, which costs
 accuracy. So compressed parameters are stepped without momentum, at the same step size.
 """
 

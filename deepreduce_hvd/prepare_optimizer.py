@@ -23,9 +23,10 @@ def prepare(optimizer: Any, compression: Any) -> Any:
 
     A prepared optimizer updates compressed parameters without momentum. SGD and RMSprop use
     momentum 0, and divide the learning rate by 1 - momentum, so that the step size does not change.
-    Adam and AdamW use 0 as the first of ``betas``. Adagrad has no momentum, so nothing changes.
-    With :class:`MomentumCorrection`, a weight decay that is added to gradients is larger. With
-    :class:`NoMemory` or :class:`NoneSparsifier`, nothing is delayed, so nothing changes either.
+    Adam and its variants (AdamW, Adamax, NAdam, RAdam) use 0 as the first of ``betas``. Adagrad
+    and Adadelta have no momentum, so nothing changes. With ``MomentumCorrection(m)``, a weight
+    decay that is added to gradients is multiplied by 1 / (1 - m). With :class:`NoMemory` or
+    :class:`NoneSparsifier`, nothing is delayed, so nothing changes either.
     Parameters that the compressor does not compress are updated as before. A parameter that only a
     plan sends uncompressed counts as compressed, except on TensorFlow with a plan that is given.
     Sparse gradients that Horovod itself gathers are applied as before: on PyTorch those of

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 import weakref
 
 from deepreduce_hvd.coordination import peers
@@ -325,6 +326,13 @@ def _limits():
     end_after = _number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0)
     if limit <= 0:
         limit = _STALL_SECONDS
+    if 0 < end_after < limit:
+        warnings.warn(
+            "deepreduce_hvd: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS: expected at least"
+            f" {limit:g}, the value of HOROVOD_STALL_CHECK_TIME_SECONDS, got {end_after:g}, which"
+            " is ignored: a rank that hangs will not end the job",
+            stacklevel=2,
+        )
     return limit, end_after if end_after >= limit else math.inf
 
 

@@ -53,8 +53,8 @@ def recommended_codec(shape: _Shape | None = None) -> Codec:
 
     Returns:
         ``Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))``, or
-        ``Codec(NoneSparsifier(), index=Rice(), value=LloydMax(bits=4))`` for a small tensor. Only
-        sparse gradients of TensorFlow have indices then.
+        ``Codec(NoneSparsifier(), index=Rice(), value=LloydMax(bits=4))`` for a small tensor. There,
+        ``Rice`` is used only for ``tf.IndexedSlices``: all other payloads have no indices.
 
     Raises:
         InvalidArgumentError: ``shape`` is not a sequence of sizes.

@@ -5,13 +5,19 @@ scenario says otherwise.
 """
 
 import sys
+import warnings
 
 import ddp_loss_scale
 import fsdp_random
 import fsdp_roots
 import fsdp_states
+import torch
+import torch.distributed as dist
 from ddp_tools import main
 from fsdp_tools import meshes
+from torch.distributed.fsdp import fully_shard
+
+import deepreduce_hvd as dr
 
 
 def scenario_random_programs(directory):
@@ -30,6 +36,26 @@ def scenario_skipped_steps_of_several_passes_lose_nothing(directory):
         build = ddp_loss_scale.fsdp_model(meshes((2, 4, 1)[seed % 3]))
         skipped += ddp_loss_scale.run(seed, build)
     assert skipped
+
+
+def scenario_an_embedding_table_is_named_where_its_rows_are(directory):
+    """A rank looks at its own shard, here 150 of 300 rows. No batch uses rows of the second."""
+    mesh = meshes(2)
+    for codec, tables in ((None, 1 - mesh.get_local_rank("ranks")), ({"0.*": "rows"}, 0)):
+        network = torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300))
+        fully_shard(network, mesh=mesh["ranks"])
+        compressor = dr.Compressor(codec, parameters=network.named_parameters())
+        compressor.register(network, mesh["hosts"])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                network.zero_grad()
+                network(torch.arange(9) + dist.get_rank()).pow(2).sum().backward()
+            compressor.state_dict()
+        said = [str(one.message) for one in caught if "embedding table" in str(one.message)]
+        assert len(said) == tables, (codec, said)
+        assert all('Compressor({"0.weight": "rows"}' in text for text in said), said
+        compressor.close()
 
 
 if __name__ == "__main__":
