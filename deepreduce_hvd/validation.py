@@ -237,8 +237,9 @@ def named_parameters(parameters):
             )
     if not named:
         raise InvalidArgumentError(
-            "Compressor parameters: expected at least one parameter, got none; a Keras model has "
-            "them after model.build(shape) or a first call"
+            "Compressor parameters: expected at least one parameter, got none; a generator can be "
+            "read only once, so write model.named_parameters() again; a Keras model has parameters "
+            "after model.build(shape) or a first call"
         )
     counts = collections.Counter(name for name, _ in named)
     repeated = sorted(name for name, count in counts.items() if count > 1)

@@ -70,6 +70,7 @@ def test_buckets_close_once_they_hold_enough():
     [
         ({}, r"parameters: expected model.named_parameters\(\), got None"),
         ({"parameters": []}, r"expected at least one parameter, got none; .* after model\.build"),
+        ({"parameters": iter(())}, r"a generator can be read only once, so write model\.named_par"),
         ({"parameters": [torch.zeros(3)]}, r"expected \(name, parameter\) pairs, got Tensor"),
         (
             {"parameters": [("a", torch.zeros(3)), ("a", torch.zeros(3))]},

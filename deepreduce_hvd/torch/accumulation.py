@@ -10,6 +10,7 @@ optimizer has stepped it.
 import functools
 import weakref
 
+import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -47,6 +48,7 @@ class Accumulation:
         # DDP keeps the node, which must not keep the residuals alive
         own = weakref.ref(self)
 
+        @torch._disable_dynamo  # which would trace it in a training step that is compiled
         def note(gradients):
             accumulation = own()
             if accumulation is not None:

@@ -48,7 +48,8 @@ def _code_of(*names):
 
 
 _ALONE = _code_of("_allreduce_grad_async")
-_METHODS = _ALONE | _code_of("_grouped_allreduce_grad_async", "synchronize")
+_SYNCHRONIZE, _STEP = _code_of("synchronize"), _code_of("step")
+_METHODS = _ALONE | _SYNCHRONIZE | _code_of("_grouped_allreduce_grad_async")
 
 
 def current_caller():
@@ -67,3 +68,18 @@ def current_caller():
     parameter = arguments["p"] if "p" in arguments else inner.get("p")
     owner = arguments["self"]
     return Caller(owner, parameter, frame.f_code in _ALONE, getattr(owner, "process_set", None))
+
+
+def is_step_after_synchronize(owner):
+    """Return whether the compression that runs is in ``step()`` of an optimizer of Horovod that
+    has been synchronized since its last step. Horovod then reduces the gradients once more.
+
+    Args:
+        owner: the optimizer.
+    """
+    if not getattr(owner, "_synchronized", False):
+        return False
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in _SYNCHRONIZE:
+        frame = frame.f_back
+    return frame is not None and frame.f_back is not None and frame.f_back.f_code in _STEP

@@ -92,14 +92,19 @@ class Exchanges:
                     return
                 transport.pause()
 
-    def run(self, flights, transport):
-        """Start the exchanges of ``flights`` that have not started, and wait for all of them.
+    def run(self, flights, beside, transport):
+        """Start the exchanges of flights that have not started, and wait for some of them.
 
         Once a result is requested, all gradients of the step have come. A bucket that is not full
         then has parameters without a gradient in this step.
+
+        Args:
+            flights: the flights of the step, to wait for.
+            beside: flights of other steps, to start.
+            transport: the transport.
         """
         self._prepare(transport)
-        for flight in flights:
+        for flight in [*flights, *beside]:
             if flight.exchange is None:
                 self._start(flight, transport)
         # wait for all exchanges here, in a wait that sleeps; Horovod's own wait between two results

@@ -316,6 +316,28 @@ class OptimizerSteps:
             return None
         return last
 
+    def has_nothing_new(self, owner):
+        """Return whether backward has made no gradient since an optimizer's last step.
+
+        False if the optimizer has no step yet, or none of its gradients is compressed.
+        """
+        last = self._last.get(owner)
+        if last is None or not last.buckets.gradients:
+            return False
+        return not any(slot.made for slot in last.buckets.slots)
+
+    def flights_beside(self, step):
+        """Return the flights of other optimizers' steps that have all their gradients.
+
+        Another rank may request those results first.
+        """
+        return [
+            flight
+            for other in self._last.values()
+            if other is not step and other.owned and not other.closed and not other.more_to_come
+            for flight in other.flights
+        ]
+
     def leads(self, owner):
         """Return whether the next step of an optimizer begins a new step of the job.
 
@@ -383,7 +405,6 @@ class OptimizerSteps:
             and last.buckets.layout is layout
         ):
             return last.buckets
-        self._parameters.register_hooks()
         return OptimizerBuckets(slots, self._compressor.bucket_bytes, layout)
 
     def _loss_scale(self):

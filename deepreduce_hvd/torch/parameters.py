@@ -68,9 +68,8 @@ class Parameters:
         # id of a gradient -> the slot of its parameter; out of date after a backward pass that
         # makes other gradients
         self._by_gradient = {}
-        self._hooked = set()
         self.gradients_made = 0
-        self.register_hooks()
+        self._register_hooks()
 
     def __iter__(self):
         return iter(self._by_id.values())
@@ -79,14 +78,17 @@ class Parameters:
         """Return the slot of a parameter, or None."""
         return self._by_id.get(id(parameter))
 
-    def register_hooks(self):
+    def _register_hooks(self):
         """Register hooks that record which gradients backward makes.
 
-        Horovod's own hooks run right after these.
+        Horovod's own hooks run right after these. Frozen parameters get a hook too, because they
+        may be trained later. PyTorch registers hooks only while a parameter is trained, and keeps
+        them.
         """
         # a parameter may outlive its compressor and must not keep the residuals alive
         own = weakref.ref(self)
 
+        @torch._disable_dynamo  # which would trace it in a training step that is compiled
         def note(parameter):
             parameters = own()
             if parameters is not None:
@@ -94,10 +96,12 @@ class Parameters:
                 parameters.gradients_made += 1
 
         for slot in self:
-            parameter = slot.parameter
-            if slot not in self._hooked and parameter.requires_grad and parameter.is_leaf:
-                parameter.register_post_accumulate_grad_hook(note)
-                self._hooked.add(slot)
+            parameter, trained = slot.parameter, slot.parameter.requires_grad
+            if not parameter.is_leaf or parameter.is_inference() or parameter.dtype not in DTYPES:
+                continue
+            parameter.requires_grad_(True)
+            parameter.register_post_accumulate_grad_hook(note)
+            parameter.requires_grad_(trained)
 
     def slot_for(self, tensor, parameter):
         """Return the slot that a gradient belongs to.

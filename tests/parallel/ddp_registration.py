@@ -14,6 +14,7 @@ from ddp_tools import (
     CODEC,
     Network,
     assert_equal_everywhere,
+    batch,
     distributed,
     loss_of,
     warnings_of_two_steps,
@@ -215,6 +216,104 @@ def scenario_momentum_of_each_optimizer_is_checked(directory):
         assert compressor.adapter not in base._unchecked
         outcomes.add(forgotten)
     assert outcomes == {True, False}
+
+
+def scenario_layers_that_were_frozen_at_register_are_trained_later(directory):
+    """Random ones are frozen, and trained from a random step on; all ranks stay equal."""
+    warned = set()
+    for seed in range(12):
+        draw = random.Random(seed)
+        network = Network()
+        parameters = dict(network.named_parameters())
+        ddp = {"find_unused_parameters": True, "gradient_as_bucket_view": draw.random() < 0.5}
+        model = DistributedDataParallel(network, **ddp)
+        frozen = {"last.weight", *_sample(draw, parameters)} - {"branch.weight"}
+        for name in frozen:
+            parameters[name].requires_grad_(False)
+        compressor = dr.Compressor(CODEC, parameters=network.named_parameters(), dense_below=0)
+        compressor.register(model)
+        momentum = {name: draw.choice([0, 0.9]) for name in parameters}
+        groups = [{"params": [one], "momentum": momentum[name]} for name, one in parameters.items()]
+        optimizer = torch.optim.SGD(groups, lr=0.01)
+        begin, thaw = draw.randint(1, 3), draw.random() < 0.8
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(6):
+                if step == begin and thaw:
+                    for name in frozen:
+                        parameters[name].requires_grad_(True)
+                optimizer.zero_grad()
+                loss_of(model, step, dist.get_rank()).backward()
+                optimizer.step()
+        what = f"seed {seed}: frozen {frozen}, trained again {thaw} from step {begin}"
+        assert_equal_everywhere(network.named_parameters(), what)
+        trained = parameters if thaw else parameters.keys() - frozen
+        said = sum("momentum" in str(one.message) for one in caught)
+        assert said == any(momentum[name] for name in trained), f"{what}: {momentum} {said}"
+        warned.add(any(momentum[name] for name in frozen) and thaw)
+    assert warned == {True, False}
+
+
+def scenario_a_memory_format_that_changes_after_ddp_is_refused(directory):
+    """DDP keeps the order of elements that it found, and so does the residual."""
+    for seed in range(16):
+        draw = random.Random(seed)
+        first, changes = draw.random() < 0.5, draw.choice([None, "before register", 0, 1, 3])
+        network = Network(channels_last=first)
+        model = DistributedDataParallel(
+            network, gradient_as_bucket_view=draw.random() < 0.5,
+            find_unused_parameters=draw.random() < 0.5,
+        )  # fmt: skip
+        other = torch.contiguous_format if first else torch.channels_last
+        if changes == "before register":
+            network.to(memory_format=other)
+        compressor = dr.Compressor(CODEC, parameters=network.named_parameters(), dense_below=0)
+        compressor.register(model)
+
+        def train(network=network, model=model, other=other, changes=changes):
+            for step in range(5):
+                if step == changes:
+                    network.to(memory_format=other)
+                network.zero_grad()
+                loss_of(model, step, dist.get_rank()).backward()
+
+        if changes is None:
+            train()
+            gradients = [(name, one.grad) for name, one in network.named_parameters()]
+            assert_equal_everywhere(gradients, f"seed {seed}")
+            continue
+        expected = "parameter convolution.weight: expected the memory format"
+        with refused(expected):
+            train()
+
+
+def scenario_a_step_that_is_compiled_as_a_whole(directory):
+    """Dynamo does not trace the compressor, and the result is that of the same step, eagerly."""
+
+    def trained(compiles):
+        torch._dynamo.reset()
+        network = Network()
+        model = DistributedDataParallel(network)
+        compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=0)
+        compressor.register(model)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+        dr.prepare(optimizer, compressor)
+
+        def step(images):
+            optimizer.zero_grad()
+            model(images).pow(2).mean().backward()
+            optimizer.step()
+
+        run = torch.compile(step, backend="eager") if compiles else step
+        for number in range(3):
+            run(batch(number, dist.get_rank()))
+        return list(network.named_parameters())
+
+    for (name, one), (_, other) in zip(trained(True), trained(False)):
+        assert torch.equal(one, other), name
+    traced = {one.co_filename for one in torch._dynamo.utils.get_compilation_metrics()}
+    assert any(path.endswith("ddp_registration.py") for path in traced), traced
+    assert not any("deepreduce_hvd/" in path for path in traced), traced
 
 
 def scenario_a_model_that_is_not_registered(directory):

@@ -6,7 +6,7 @@ Every rank must get an error and continue with the next scenario. Run by torch_s
 import horovod.torch as hvd
 import torch
 from scenario_runner import refused
-from torch_tools import backward, distributed, model
+from torch_tools import backward, batch, distributed, model
 
 import deepreduce_hvd as dr
 
@@ -69,6 +69,32 @@ def scenario_min_as_the_operation(directory):
         optimizer, _ = distributed(network, op=hvd.Min)
         backward(network, 0)
         optimizer.step()
+
+
+def scenario_a_step_that_would_reduce_the_gradients_again(directory):
+    """step() after synchronize(), without skip_synchronize(); also with a scaler of losses."""
+    for scales in (False, True):
+        network = model()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scales)
+        options = {"loss_scale": scaler.get_scale} if scales else {}
+        optimizer, compressor = distributed(network, compressor_options=options)
+        for step in range(4):
+            optimizer.zero_grad()
+            scaler.scale(network(batch(step)).pow(2).mean()).backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 0.01)
+            if step < 3:
+                with optimizer.skip_synchronize():
+                    scaler.step(optimizer)
+                scaler.update()
+        before = [one.detach().clone() for one in network.parameters()]
+        with refused(
+            r"SGD\.step: expected `with optimizer\.skip_synchronize\(\):` around step\(\)"
+        ):
+            scaler.step(optimizer)
+        assert all(map(torch.equal, before, network.parameters()))
+        compressor.close()
 
 
 def scenario_unnamed_gradient(directory):

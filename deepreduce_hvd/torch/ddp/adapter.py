@@ -12,9 +12,10 @@ from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.cuda.device import DevicePath
 from deepreduce_hvd.torch.ddp.base import DistributedAdapter, expect_unused
-from deepreduce_hvd.torch.ddp.buckets import BucketJob, in_layout_of
+from deepreduce_hvd.torch.ddp.buckets import BucketJob
 from deepreduce_hvd.torch.ddp.device_buckets import DeviceBucketJob, DeviceStreams
 from deepreduce_hvd.torch.ddp.device_group import has_nccl
+from deepreduce_hvd.torch.ddp.layouts import Layouts, in_layout_of
 from deepreduce_hvd.torch.ddp.mirrors import Mirrors, expect_no_capture
 from deepreduce_hvd.torch.ddp.transport import DistributedTransport, ranks_and_timeout
 from deepreduce_hvd.torch.parameters import Parameters
@@ -50,6 +51,7 @@ class HookState:
         )
 
 
+@torch._disable_dynamo  # which would trace it in a training step that is compiled as a whole
 def compress_bucket(
     state: HookState, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
@@ -145,6 +147,7 @@ class DdpAdapter(DistributedAdapter):
         self._model = weakref.ref(model)
         self._has_nccl = has_nccl(model.process_group)
         self._parameters = Parameters(slots)
+        self._layouts = Layouts(slots.values())
         self._mirrors = Mirrors()  # of buckets on GPUs that are encoded on the host
         self._streams = {}  # GPU -> DeviceStreams, for buckets that are encoded there
         for slot in slots.values():
@@ -228,16 +231,17 @@ class DdpAdapter(DistributedAdapter):
             )
         parameters, gradients = bucket.parameters(), bucket.gradients()
         slots = [self._parameters.get(parameter) for parameter in parameters]
+        if _in_backward():
+            self._layouts.expect_known(slots, gradients)
+        else:  # zeros of join(); a pass under no_sync() may have been the last one
+            for slot in slots:
+                slot.made = False
         changes = not self.alone or any(slot.remembers for slot in slots)
         if changes and buffer.device.type != "cpu" and not self.device_path.takes(buffer):
             mirror = self._mirrors.copy(bucket.index(), buffer)
             job.use(mirror)
             gradients = [mirror.view_of(gradient) for gradient in gradients]
-        views = [in_layout_of(*pair) for pair in zip(parameters, gradients)]
-        if not _in_backward():  # zeros of join(); a pass under no_sync() may have been the last one
-            for slot in slots:
-                slot.made = False
-        return slots, views
+        return slots, [in_layout_of(*pair) for pair in zip(parameters, gradients)]
 
     def _at_last_bucket(self, backward_pass):
         """End the step at the end of the backward pass; in join(), which has none, end it now.

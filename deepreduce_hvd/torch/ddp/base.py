@@ -83,9 +83,7 @@ class DistributedAdapter(TorchAdapter):
             weakref.finalize(self, self._copier.stop)
         #: ids of parameters whose optimizer is not known yet; only delayed gradients matter
         self._unstepped = {
-            id(slot.parameter)
-            for name, slot in slots.items()
-            if compressor.policies[name].delays and not slot.frozen
+            id(slot.parameter) for name, slot in slots.items() if compressor.policies[name].delays
         }
         _watch_for_momentum(self)
         handshake.register(self)
@@ -252,13 +250,19 @@ class DistributedAdapter(TorchAdapter):
         """Warn if an optimizer steps compressed parameters with momentum.
 
         Args:
-            optimizer: an optimizer that is about to step. Its parameters count as checked then.
+            optimizer: an optimizer that is about to step. Those of its parameters that have a
+                gradient count as checked then.
 
         Returns:
             Whether all parameters are checked.
         """
-        stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        if not stepped.isdisjoint(self._unstepped):
+        stepped = {
+            id(one)
+            for group in optimizer.param_groups
+            for one in group["params"]
+            if id(one) in self._unstepped and one.grad is not None
+        }
+        if stepped:
             self._unstepped -= stepped
             when = "before you create a learning rate scheduler"
             message = None if self.alone else momentum_warning(optimizer, self.compressor, when)

@@ -21,28 +21,6 @@ from deepreduce_hvd.torch.ddp.old_gradients import OldGradients
 from deepreduce_hvd.torch.ddp.one_rank import with_whole_memory
 
 
-def in_layout_of(parameter, gradient):
-    """Return a view of a gradient in DDP's bucket, with the strides of its parameter.
-
-    DDP uses the strides of a parameter if it is dense in memory, and row-major order otherwise.
-    ``GradBucket.gradients()`` shows all of them in row-major order.
-    """
-    if parameter.is_contiguous() or not _fills_memory(parameter):
-        return gradient.view(parameter.shape)
-    return gradient.as_strided(parameter.shape, parameter.stride())
-
-
-def _fills_memory(tensor):
-    """Return whether the elements of a tensor fill a range of memory without gaps or overlaps."""
-    extent = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
-        if size > 1:
-            if stride != extent:
-                return False
-            extent *= size
-    return True
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Way:
     """How compressed gradients are sent. Those of a bucket that have the same way share a message.
