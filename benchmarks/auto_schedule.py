@@ -4,8 +4,8 @@
 
 Every link is one job of Horovod with PyTorch, one of PyTorch's DDP and one of Horovod with
 TensorFlow, each on two hosts (network namespaces of this machine). Each row trains the same
-network, of 8.6 million parameters, with a real forward and backward pass. The rows of a job run in
-turns of a few steps. Writes results/auto-schedule.json and .png. Needs root, iproute2 and
+network, of 8.6 million parameters unless ``--features`` gives another size, with a real forward and
+backward pass. The rows of a job run in turns of a few steps. Writes results/auto-schedule.json and .png. Needs root, iproute2 and
 openssh-server.
 """
 
@@ -21,7 +21,11 @@ from network import Network, NetworkError, problems
 
 HERE = pathlib.Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
-LINKS = {"100mbit": "100 Mb/s", "1gbit": "1 Gb/s", "10gbit": "10 Gb/s", "unshaped": "unshaped"}
+LINKS = {
+    "10mbit": "10 Mb/s", "100mbit": "100 Mb/s", "1gbit": "1 Gb/s", "10gbit": "10 Gb/s",
+    "unshaped": "unshaped",
+}  # fmt: skip
+_MEASURED = "100mbit,1gbit,10gbit,unshaped"
 _LONGEST = 900  # maximum seconds of one job
 _COLORS = ("#cbd5e0", "#a0aec0", "#d69e2e", "#ed8936")  # of fixed rows
 
@@ -56,14 +60,14 @@ def draw(rows, path):
         axes.set_axisbelow(True)
         axes.set_title(framework.title)
     parts[0].set_ylabel("milliseconds per step")
-    figure.suptitle("Training steps of 8.6 million parameters on 2 hosts")
+    figure.suptitle("Training steps on 2 hosts")
     figure.savefig(path, dpi=110)
 
 
-def measured(network, link, framework, turns):
+def measured(network, link, framework, turns, features):
     """Return the rows of one job, and print them."""
     how, rows = FRAMEWORKS[framework], []
-    words = [HERE / how.worker, framework, turns]
+    words = [HERE / how.worker, framework, turns, features]
     run_job(network, words, _LONGEST, rows.append, how.launcher)
     best = min(row["seconds"] for row in rows if row["row"] not in AUTO)
     for row in rows:
@@ -80,8 +84,11 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--links", default=",".join(LINKS), help="comma-separated")
+    parser.add_argument(
+        "--links", default=_MEASURED, help=f"comma-separated, of {', '.join(LINKS)}"
+    )
     parser.add_argument("--turns", type=int, default=6, help="turns of each row, of 4 steps")
+    parser.add_argument("--features", type=int, default=2048, help="of the first linear layer")
     parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), help="comma-separated")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "auto-schedule.json")
     arguments = parser.parse_args()
@@ -94,7 +101,7 @@ def main():
         for link in arguments.links:
             network.shape(None if link == "unshaped" else link)
             for framework in arguments.frameworks:
-                rows += measured(network, link, framework, arguments.turns)
+                rows += measured(network, link, framework, arguments.turns, arguments.features)
     write(arguments.output, {"rows": rows})
     draw(rows, arguments.output.with_suffix(".png"))
     print(f"{arguments.output} written; {time.perf_counter() - started:.0f} s")

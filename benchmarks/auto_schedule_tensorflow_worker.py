@@ -1,6 +1,7 @@
 """One rank of benchmarks/auto_schedule.py, with Horovod and TensorFlow.
 
-Arguments: the framework, which is TensorFlow, and the number of turns of each row.
+Arguments: the framework, which is TensorFlow, the number of turns of each row, and the features of
+the network's first linear layer.
 """
 
 import itertools
@@ -24,14 +25,14 @@ _CODEC = dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.LloydMax(bits=1))
 _AUTO = f"{TENSORFLOW}auto"
 
 
-def vgg():
-    """Return the network of time_to_accuracy_worker.py: 8.6 million parameters."""
+def vgg(features):
+    """Return the network of time_to_accuracy_worker.py."""
     layers = tf.keras.layers
     return tf.keras.Sequential([
         layers.Conv2D(32, 3, padding="same", activation="relu"), layers.MaxPooling2D(),
         layers.Conv2D(64, 3, padding="same", activation="relu"), layers.MaxPooling2D(),
         layers.Flatten(),
-        layers.Dense(2048, activation="relu"), layers.Dense(1024, activation="relu"),
+        layers.Dense(features, activation="relu"), layers.Dense(features // 2, activation="relu"),
         layers.Dense(10),
     ])  # fmt: skip
 
@@ -78,7 +79,7 @@ def make_step(row, network):
     return step, compressor
 
 
-def main(framework, turns):
+def main(framework, turns, features):
     hvd.init()
     # as many threads as PyTorch has
     tf.config.threading.set_intra_op_parallelism_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -86,7 +87,7 @@ def main(framework, turns):
     trained = {}
     for row in FRAMEWORKS[framework].rows:
         tf.random.set_seed(0)
-        network = vgg()
+        network = vgg(features)
         network.build((None, 28, 28, 1))
         trained[row] = make_step(row, network)
 
@@ -107,4 +108,4 @@ def main(framework, turns):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,6 +1,7 @@
 """One rank of benchmarks/auto_schedule.py, with Horovod or with PyTorch's DDP.
 
-Arguments: the framework and the number of turns of each row.
+Arguments: the framework, the number of turns of each row, and the features of the network's first
+linear layer.
 """
 
 import itertools
@@ -87,13 +88,13 @@ def compressor_of(row, network):
     return dr.Compressor(parameters=network.named_parameters(), **options)
 
 
-def main(framework, turns):
+def main(framework, turns, features):
     job = {"Horovod": HorovodJob, "DDP": DdpJob}[framework]()
     images, labels, _, _ = load()
     trained = {}
     for row in FRAMEWORKS[framework].rows:
         torch.manual_seed(0)
-        network = vgg()
+        network = vgg(features)
         trained[row] = job.train(row, network, torch.optim.SGD(network.parameters(), lr=0.01))
     batches = zip(itertools.cycle(images.split(32)), itertools.cycle(labels.split(32)))
 
@@ -115,4 +116,4 @@ def main(framework, turns):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

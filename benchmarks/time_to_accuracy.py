@@ -30,7 +30,7 @@ HOSTS = 2
 LEARNING_RATES = (0.02, 0.05, 0.1)  # what --tune tries
 FASTER_THAN_FP16 = {"100mbit": 8}  # link -> target for the default
 #: a result belongs to these options; other values need another file
-SETTINGS = ("steps", "every", "learning_rate", "seed")
+SETTINGS = ("steps", "every", "learning_rate", "seed", "features")
 
 
 def summarize(entry, others, target):
@@ -245,6 +245,7 @@ def options_of():
     parser.add_argument("--every", type=int, default=25, help="steps between evaluations")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="maximum of the schedule")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--features", type=int, default=2048, help="of the first linear layer")
     parser.add_argument(
         "--limit", type=float, default=600, help="seconds of training after which a row ends"
     )

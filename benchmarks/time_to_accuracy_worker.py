@@ -32,15 +32,19 @@ ROWS = {
 }
 
 
-def vgg():
-    """Return a network as VGG has it: convolutions, then large linear layers; 8.6 M parameters."""
+def vgg(features):
+    """Return a network as VGG has it: convolutions, then large linear layers.
+
+    Args:
+        features: features of the first linear layer; with 2,048, it has 8.6 million parameters.
+    """
     return torch.nn.Sequential(
         torch.nn.Conv2d(1, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
         torch.nn.Conv2d(32, 64, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
         torch.nn.Flatten(),
-        torch.nn.Linear(64 * 7 * 7, 2048), torch.nn.ReLU(),
-        torch.nn.Linear(2048, 1024), torch.nn.ReLU(),
-        torch.nn.Linear(1024, 10),
+        torch.nn.Linear(64 * 7 * 7, features), torch.nn.ReLU(),
+        torch.nn.Linear(features, features // 2), torch.nn.ReLU(),
+        torch.nn.Linear(features // 2, 10),
     )  # fmt: skip
 
 
@@ -75,12 +79,13 @@ class Training:
         steps: number of steps of the learning rate's schedule.
         learning_rate: its maximum.
         seed: of the weights and of the order of images; the same order for each number of ranks.
+        features: as for :func:`vgg`.
     """
 
-    def __init__(self, row, steps, learning_rate, seed):
+    def __init__(self, row, steps, learning_rate, seed, features):
         self.images, self.labels, self.test_images, self.test_labels = load()
         torch.manual_seed(seed)
-        self.network = vgg()
+        self.network = vgg(features)
         named = list(self.network.named_parameters())
         compression = ROWS[row](named)
         optimizer = torch.optim.SGD(self.network.parameters(), lr=learning_rate, momentum=MOMENTUM)
@@ -131,12 +136,14 @@ def sent_bytes():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--row", choices=list(ROWS))
-    for name, kind in (("steps", int), ("every", int), ("limit", float), ("learning-rate", float), ("seed", int)):  # fmt: skip
+    for name, kind in (("steps", int), ("every", int), ("limit", float), ("learning-rate", float), ("seed", int), ("features", int)):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind)
     options = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)
-    training = Training(options.row, options.steps, options.learning_rate, options.seed)
+    training = Training(
+        options.row, options.steps, options.learning_rate, options.seed, options.features
+    )
     seconds = 0.0
     while training.done < options.steps and seconds < options.limit:
         count = min(options.every, options.steps - training.done)
