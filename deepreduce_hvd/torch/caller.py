@@ -71,11 +71,12 @@ def current_caller():
 
 
 def is_step_after_synchronize(owner):
-    """Return whether the compression that runs is in ``step()`` of an optimizer of Horovod that
-    has been synchronized since its last step. Horovod then reduces the gradients once more.
+    """Return whether ``step()`` of an optimizer of Horovod reduces gradients once more.
+
+    It does after ``synchronize()``, without ``skip_synchronize()``.
 
     Args:
-        owner: the optimizer.
+        owner: the optimizer, whose gradient is compressed.
     """
     if not getattr(owner, "_synchronized", False):
         return False

@@ -118,7 +118,8 @@ class Parameters:
             raise InvalidArgumentError(
                 f"compress: expected the gradient of one of the {len(self._by_id)} named"
                 f" parameters, got another tensor of shape {tuple(tensor.shape)}; give Compressor"
-                " the same named_parameters as DistributedOptimizer"
+                " the same named_parameters as DistributedOptimizer, or hvd.allreduce the .grad of a"
+                " parameter itself"
             )
         if slot.parameter is tensor:
             raise InvalidArgumentError(
