@@ -140,10 +140,10 @@ class Roll:
 
 def flight_of(bucket, transport, threads):
     """Start the exchange of a bucket whose members threads encode, as PyTorch's adapter does."""
-    steps = pytest.importorskip("deepreduce_hvd.torch.optimizer_steps")
+    buckets = pytest.importorskip("deepreduce_hvd.torch.optimizer_buckets")
     policy = Any(codec=bucket.codec, memory=bucket.memory)
     slots = [Any(name=m.name, policy=policy, steps=4) for m in bucket.members]
-    flight = steps.Flight(slots)
+    flight = buckets.Flight(slots)
     flight.roll_call = Roll()
     flight.members = dict(zip(slots, bucket.members))
     flight.encodings = [started(threads, bucket, member) for member in bucket.members]

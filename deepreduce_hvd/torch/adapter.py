@@ -132,6 +132,7 @@ class Adapter(TorchAdapter):
             # without a probe, or with one rank, the factor does not tell it
             slot.reduction = wire.AVERAGE if caller.owner.op == hvd.Average else wire.SUM
         self.look_for_table(slot, tensor)
+        self.look_for_discarded(slot, self._parameters)
         made, slot.made = slot.made, False
         if slot.dense:
             way = slot.policy.way

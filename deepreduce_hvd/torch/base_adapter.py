@@ -7,8 +7,12 @@ from deepreduce_hvd.adapters.base_adapter import BaseAdapter
 from deepreduce_hvd.planning.scheduler import Scheduler
 from deepreduce_hvd.planning.step_times import StepTimes
 from deepreduce_hvd.statistics import write_scalars
+from deepreduce_hvd.torch import discards
 from deepreduce_hvd.torch.ops import WHY_NO_OPERATORS
 from deepreduce_hvd.torch.pending import time_fp16
+
+#: topics of warnings after which the program may discard gradients, or is told that it does
+_DISCARDED = {"discarded", "non-finite"}
 
 
 class TorchAdapter(BaseAdapter):
@@ -100,6 +104,28 @@ class TorchAdapter(BaseAdapter):
         tables, self._tables = self._tables, []
         if tables:
             self._warn_once("tables", embedding_tables.warning(tables, self.compressor))
+
+    def look_for_discarded(self, slot, parameters):
+        """Warn once if the program has discarded the last gradient of a parameter.
+
+        Called when the next one is exchanged. With loss scaling, a step that is skipped is undone.
+
+        Args:
+            slot: slot of the parameter.
+            parameters: the :class:`~deepreduce_hvd.torch.parameters.Parameters` of all slots.
+        """
+        if self.compressor.loss_scale is not None:
+            return
+        if not self._warned.isdisjoint(_DISCARDED):
+            parameters.discards = None
+            return
+        if parameters.discards is None:
+            policies = self.compressor.policies
+            parameters.discards = discards.Discards(
+                one for name, one in self.slots.items() if policies[name].delays
+            )
+        if parameters.discards.found_in(slot):
+            self._warn_once("discarded", discards.warning(slot))
 
     def warn_of_non_finite(self, name):
         """Warn once about the NaN or Inf of a parameter, unless the compressor scales losses."""

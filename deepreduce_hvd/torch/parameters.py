@@ -61,6 +61,7 @@ class Parameters:
 
     Attributes:
         gradients_made: number of gradients that backward has made so far, of all parameters.
+        discards: the :class:`~deepreduce_hvd.torch.discards.Discards` that learns of them, or None.
     """
 
     def __init__(self, slots):
@@ -69,6 +70,7 @@ class Parameters:
         # makes other gradients
         self._by_gradient = {}
         self.gradients_made = 0
+        self.discards = None
         self._register_hooks()
 
     def __iter__(self):
@@ -92,8 +94,11 @@ class Parameters:
         def note(parameter):
             parameters = own()
             if parameters is not None:
-                parameters.get(parameter).made = True
+                slot = parameters.get(parameter)
+                slot.made = True
                 parameters.gradients_made += 1
+                if parameters.discards is not None:
+                    parameters.discards.made(slot)
 
         for slot in self:
             parameter, trained = slot.parameter, slot.parameter.requires_grad
@@ -118,8 +123,8 @@ class Parameters:
             raise InvalidArgumentError(
                 f"compress: expected the gradient of one of the {len(self._by_id)} named"
                 f" parameters, got another tensor of shape {tuple(tensor.shape)}; give Compressor"
-                " the same named_parameters as DistributedOptimizer, or hvd.allreduce the .grad of a"
-                " parameter itself"
+                " the same named_parameters as DistributedOptimizer, or give hvd.allreduce a"
+                " parameter's .grad itself"
             )
         if slot.parameter is tensor:
             raise InvalidArgumentError(

@@ -20,7 +20,7 @@ class Pending:
             residual along.
         optimizer_step: its :class:`~deepreduce_hvd.torch.optimizer_steps.OptimizerStep`.
         kept: the :class:`~deepreduce_hvd.torch.references.Kept` tensor that Horovod reduces.
-        flight: its :class:`~deepreduce_hvd.torch.optimizer_steps.Flight`, or None if it is not
+        flight: its :class:`~deepreduce_hvd.torch.optimizer_buckets.Flight`, or None if it is not
             compressed.
     """
 

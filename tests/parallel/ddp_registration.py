@@ -287,6 +287,40 @@ def scenario_a_memory_format_that_changes_after_ddp_is_refused(directory):
             train()
 
 
+def scenario_gradients_that_are_discarded_are_warned_of(directory):
+    """Random programs step, discard what they got, or add more to it."""
+    outcomes = set()
+    for seed in range(30):
+        draw = random.Random(seed)
+        network = Network()
+        model = DistributedDataParallel(network, gradient_as_bucket_view=draw.random() < 0.5)
+        scales = draw.random() < 0.4
+        compressor = dr.Compressor(
+            CODEC, parameters=network.named_parameters(), dense_below=0,
+            loss_scale=(lambda: 1.0) if scales else None,
+        )  # fmt: skip
+        compressor.register(model)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+        last, stepped, discarded = "step", False, False
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(5):
+                # DDP gives the gradients other memory after its first backward pass
+                now = draw.choice(["step", "step", "discard", "add"]) if step else "step"
+                loss_of(model, step, dist.get_rank()).backward()
+                discarded = discarded or (last == "discard" and stepped)
+                if now == "step":
+                    optimizer.step()
+                    stepped = True
+                if now != "add":
+                    optimizer.zero_grad()
+                last = now
+        said = [str(one.message) for one in caught if "cleared without a step" in str(one.message)]
+        assert len(said) == (discarded and not scales), f"seed {seed}: {said}"
+        outcomes.add((discarded, scales))
+    assert len(outcomes) == 4, outcomes
+
+
 def scenario_a_step_that_is_compiled_as_a_whole(directory):
     """Dynamo does not trace the compressor, and the result is that of the same step, eagerly."""
 

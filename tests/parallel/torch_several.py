@@ -7,6 +7,7 @@ import random
 import resource
 import sys
 import threading
+import warnings
 
 import horovod.torch as hvd
 import torch
@@ -94,6 +95,38 @@ def scenario_ranks_request_the_results_of_optimizers_in_other_orders(directory):
                     optimizer.step()
                 optimizer.zero_grad()
         assert_equal_everywhere(every, f"optimizers in any order, {bucket_bytes}")
+
+
+def scenario_gradients_that_are_discarded_are_warned_of(directory):
+    """A generator and a discriminator, whose gradients of the generator's loss are cleared."""
+    for freezes in (False, True):
+        networks = [named(a=(40, 30)), named(b=(40, 30))]
+        every = [pair for network in networks for pair in network.items()]
+        compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=every, dense_below=0)
+        generator, discriminator = (
+            hvd.DistributedOptimizer(
+                torch.optim.SGD(network.parameters(), lr=0.1),
+                named_parameters=network.items(), compression=compressor,
+            )
+            for network in networks
+        )  # fmt: skip
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(4):
+                discriminator.zero_grad()
+                loss_of(networks[1], step).backward()
+                discriminator.step()
+                networks[1]["b"].requires_grad_(not freezes)
+                generator.zero_grad()
+                sum(loss_of(network, 100 + step) for network in networks).backward()
+                if not freezes:
+                    discriminator.synchronize()  # Horovod raises an error without it
+                generator.step()
+                networks[1]["b"].requires_grad_(True)
+        said = [str(one.message) for one in caught if "cleared without a step" in str(one.message)]
+        expect(len(said) == (not freezes), freezes, said)
+        expect(all("the gradient of b was" in text for text in said), said)
+        assert_equal_everywhere(every, f"discarded gradients, {freezes}")
 
 
 def scenario_a_step_that_is_compiled_as_a_whole(directory):

@@ -233,6 +233,8 @@ class DdpAdapter(DistributedAdapter):
         slots = [self._parameters.get(parameter) for parameter in parameters]
         if _in_backward():
             self._layouts.expect_known(slots, gradients)
+            for slot in () if self.alone else slots:
+                self.look_for_discarded(slot, self._parameters)
         else:  # zeros of join(); a pass under no_sync() may have been the last one
             for slot in slots:
                 slot.made = False

@@ -1,0 +1,87 @@
+"""Find gradients that a program discards after they were exchanged.
+
+Error feedback keeps the unsent part of each gradient and sends it in later steps. If the program
+clears a gradient without a step, as for a bad batch or for the discriminator of a GAN, that part
+arrives all the same. Nobody would notice, so a compressor warns.
+"""
+
+import functools
+import weakref
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+_known: weakref.WeakSet = weakref.WeakSet()  # all instances of Discards
+
+
+class Discards:
+    """Tells whether a gradient was cleared without a step of an optimizer.
+
+    Only parameters that an optimizer of PyTorch has stepped before count: other programs may apply
+    gradients in a way of their own.
+
+    Args:
+        slots: slots of the parameters whose gradients are sent in part.
+    """
+
+    def __init__(self, slots):
+        self._by_id = {id(slot.parameter): slot for slot in slots}
+        self._stepped = set()  # slots of parameters that an optimizer has stepped
+        #: slot -> its gradient at the last exchange, if no optimizer has stepped it since
+        self._waiting = {}
+        self._cleared = set()  # slots whose gradient was cleared while it was waiting for a step
+        _register_step_hook()
+        _known.add(self)
+
+    def made(self, slot):
+        """Note that backward has made a gradient, or has added one to ``.grad``.
+
+        DDP has not yet replaced ``.grad`` by a view of its bucket, which is the same in all steps.
+        """
+        last = self._waiting.get(slot)
+        if last is not None and last() is not slot.parameter.grad:
+            self._cleared.add(slot)
+
+    def found_in(self, slot):
+        """Note that a gradient is exchanged; return whether the one before was discarded.
+
+        Args:
+            slot: slot of the gradient, which ``.grad`` of the parameter has now.
+        """
+        gradient = slot.parameter.grad
+        if id(slot.parameter) not in self._by_id or gradient is None:
+            return False
+        self._waiting[slot] = weakref.ref(gradient)
+        found = slot in self._cleared and slot in self._stepped
+        self._cleared.discard(slot)
+        return found
+
+    def step(self, optimizer):
+        """Note that an optimizer steps its parameters."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                slot = self._by_id.get(id(parameter))
+                if slot is not None:
+                    self._stepped.add(slot)
+                    self._waiting.pop(slot, None)
+                    self._cleared.discard(slot)
+
+
+def warning(slot):
+    """Return the warning about a discarded gradient."""
+    return (
+        f"the gradient of {slot.name} was exchanged, and then cleared without a step of its"
+        " optimizer. The part of it that was not sent stays in the residual and is sent in later"
+        " steps. To leave out a batch, decide before backward; to train only a part of a network,"
+        " freeze the rest with requires_grad_(False) (docs/troubleshooting.md, The accuracy drops)"
+    )
+
+
+@functools.cache
+def _register_step_hook():
+    """Register :func:`_note_step` with all optimizers of the process, once."""
+    register_optimizer_step_pre_hook(_note_step)
+
+
+def _note_step(optimizer, arguments, keywords):
+    for discards in list(_known):
+        discards.step(optimizer)
