@@ -318,7 +318,8 @@ def test_limits_are_horovods(monkeypatch, check, end, expected):
     monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", end)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert _limits() == expected
+        assert _limits(True) == expected
+        assert _limits(False) == (expected[0], math.inf)
     ignored = [str(one.message) for one in caught]
     assert len(ignored) == (end == "4"), ignored
     assert all(

@@ -81,9 +81,7 @@ class Watcher:
         self._stop = threading.Event()
         self.board = Board.of_job() if board is None else board
         self._rank = self._size = 0  # not known yet
-        self._limit, self._end_after = _limits()
-        if shut_down is None:
-            self._end_after = math.inf
+        self._limit, self._end_after = _limits(shut_down is not None)
         self._key = self._call = None
         self._step: int | None = None  # at the last look
         self._since = 0.0
@@ -313,8 +311,11 @@ def _cause(error):
     return what, f"{last[0].filename}:{last[0].lineno} in {last[0].name}" if last else ""
 
 
-def _limits():
+def _limits(can_end):
     """Read the time limits that Horovod's stall inspector uses.
+
+    Args:
+        can_end: whether there is a Horovod to shut down.
 
     Returns:
         Seconds until the first message (None for no messages), and seconds until Horovod is shut
@@ -326,14 +327,14 @@ def _limits():
     end_after = _number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0)
     if limit <= 0:
         limit = _STALL_SECONDS
-    if 0 < end_after < limit:
+    if can_end and 0 < end_after < limit:
         warnings.warn(
             "deepreduce_hvd: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS: expected at least"
-            f" {limit:g}, the value of HOROVOD_STALL_CHECK_TIME_SECONDS, got {end_after:g}, which"
-            " is ignored: a rank that hangs will not end the job",
+            f" {limit:g}, the value or default of HOROVOD_STALL_CHECK_TIME_SECONDS, got"
+            f" {end_after:g}, which is ignored: a rank that hangs will not end the job",
             stacklevel=2,
         )
-    return limit, end_after if end_after >= limit else math.inf
+    return limit, end_after if can_end and end_after >= limit else math.inf
 
 
 def _number(variable, default):

@@ -16,7 +16,7 @@ from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch import results, unnamed
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
-from deepreduce_hvd.torch.caller import DIRECT, current_caller, is_step_after_synchronize
+from deepreduce_hvd.torch.caller import DIRECT, current_caller
 from deepreduce_hvd.torch.cuda.device import DevicePath
 from deepreduce_hvd.torch.elastic import register as register_elastic
 from deepreduce_hvd.torch.exchanges import Exchanges
@@ -83,8 +83,12 @@ class Adapter(TorchAdapter):
         step = self._steps.joined_by(owner, slot)
         if step is not None:
             return step
-        if owner is not DIRECT and self._steps.has_nothing_new(owner):
-            _expect_no_second_reduction(owner)
+        if owner is not DIRECT and self._steps.reduces_again(owner):
+            raise InvalidArgumentError(
+                f"{type(owner).__name__}.step: expected `with optimizer.skip_synchronize():` around"
+                " step() after synchronize(), got step() alone, which would reduce the gradients"
+                " once more and add the residuals to them"
+            )
         if self._delivered:
             expect_keeper(self.elastic, notification_manager)
             if self.elastic is not None:
@@ -263,7 +267,7 @@ class Adapter(TorchAdapter):
             slot.reduction = wire.reduction_of(scale, self.transport.size)
         memory = pending.memory_for_result(tensor)
         self._probes.give_back(pending.kept)
-        self._exchanges.run(step.flights, self._steps.flights_beside(step), self.transport)
+        self._exchanges.run(step, self._steps.flights_beside, self.transport)
         exchange = flight.exchange
         total = exchange.finish()
         started = time.perf_counter()
@@ -348,6 +352,7 @@ class Adapter(TorchAdapter):
         self.times.forget()
         self.scheduler.restart()
         self.layout = self.scheduler.layout
+        self._parameters.discards = None  # an elastic state restores what its gradients left
         self._delivered = True
 
     def close_steps(self):
@@ -365,16 +370,6 @@ class Adapter(TorchAdapter):
         finite = step.device_sums.check()
         step.void = step.void or not finite
         self._end_step(step.slots, step.void)
-
-
-def _expect_no_second_reduction(optimizer):
-    """Raise InvalidArgumentError if ``step()`` reduces gradients that are reduced already."""
-    if is_step_after_synchronize(optimizer):
-        raise InvalidArgumentError(
-            f"{type(optimizer).__name__}.step: expected `with optimizer.skip_synchronize():` around"
-            " step() after synchronize(), got step() alone, which would reduce the gradients once"
-            " more and add the residuals to them"
-        )
 
 
 def _probe_device(caller, gradient):

@@ -8,7 +8,10 @@ arrives all the same. Nobody would notice, so a compressor warns.
 import functools
 import weakref
 
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 _known: weakref.WeakSet = weakref.WeakSet()  # all instances of Discards
 
@@ -29,7 +32,7 @@ class Discards:
         #: slot -> its gradient at the last exchange, if no optimizer has stepped it since
         self._waiting = {}
         self._cleared = set()  # slots whose gradient was cleared while it was waiting for a step
-        _register_step_hook()
+        _register_step_hooks()
         _known.add(self)
 
     def made(self, slot):
@@ -48,15 +51,18 @@ class Discards:
             slot: slot of the gradient, which ``.grad`` of the parameter has now.
         """
         gradient = slot.parameter.grad
-        if id(slot.parameter) not in self._by_id or gradient is None:
+        if slot not in self._stepped or gradient is None:
             return False
         self._waiting[slot] = weakref.ref(gradient)
-        found = slot in self._cleared and slot in self._stepped
+        found = slot in self._cleared
         self._cleared.discard(slot)
         return found
 
     def step(self, optimizer):
-        """Note that an optimizer steps its parameters."""
+        """Note that an optimizer has stepped its parameters.
+
+        Its closure may have made gradients several times, which it has used.
+        """
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 slot = self._by_id.get(id(parameter))
@@ -65,23 +71,37 @@ class Discards:
                     self._waiting.pop(slot, None)
                     self._cleared.discard(slot)
 
+    def begin_step(self, optimizer):
+        """Note that an optimizer begins to step; until it ends, its gradients do not wait."""
+        self.step(optimizer)
+        self._stepped.difference_update(
+            self._by_id.get(id(one)) for group in optimizer.param_groups for one in group["params"]
+        )
+
 
 def warning(slot):
     """Return the warning about a discarded gradient."""
     return (
-        f"the gradient of {slot.name} was exchanged, and then cleared without a step of its"
-        " optimizer. The part of it that was not sent stays in the residual and is sent in later"
-        " steps. To leave out a batch, decide before backward; to train only a part of a network,"
-        " freeze the rest with requires_grad_(False) (docs/troubleshooting.md, The accuracy drops)"
+        f"the gradient of {slot.name} was exchanged, and then cleared or replaced before a step of"
+        " its optimizer. The part of it that was not sent stays in the residual and is sent in"
+        " later steps. To leave out a batch, decide before backward; to train only a part of a"
+        " network, freeze the rest with requires_grad_(False). If the program applies the gradient"
+        " in another way, nothing is wrong (docs/troubleshooting.md, The accuracy drops)"
     )
 
 
 @functools.cache
-def _register_step_hook():
-    """Register :func:`_note_step` with all optimizers of the process, once."""
-    register_optimizer_step_pre_hook(_note_step)
+def _register_step_hooks():
+    """Note the steps of all optimizers of the process, once."""
+    register_optimizer_step_pre_hook(_begin)
+    register_optimizer_step_post_hook(_end)
 
 
-def _note_step(optimizer, arguments, keywords):
+def _begin(optimizer, arguments, keywords):
+    for discards in list(_known):
+        discards.begin_step(optimizer)
+
+
+def _end(optimizer, arguments, keywords):
     for discards in list(_known):
         discards.step(optimizer)

@@ -92,21 +92,23 @@ class Exchanges:
                     return
                 transport.pause()
 
-    def run(self, flights, beside, transport):
-        """Start the exchanges of flights that have not started, and wait for some of them.
+    def run(self, step, beside, transport):
+        """Start the exchanges of a step that have not started, and wait for all of them.
 
         Once a result is requested, all gradients of the step have come. A bucket that is not full
         then has parameters without a gradient in this step.
 
         Args:
-            flights: the flights of the step, to wait for.
-            beside: flights of other steps, to start.
+            step: the :class:`~deepreduce_hvd.torch.optimizer_steps.OptimizerStep`.
+            beside: function of the step that returns flights of other steps, to start too.
             transport: the transport.
         """
         self._prepare(transport)
-        for flight in [*flights, *beside]:
-            if flight.exchange is None:
-                self._start(flight, transport)
+        flights = step.flights
+        if any(flight.exchange is None for flight in flights):  # at the first result of the step
+            for flight in [*flights, *beside(step)]:
+                if flight.exchange is None:
+                    self._start(flight, transport)
         # wait for all exchanges here, in a wait that sleeps; Horovod's own wait between two results
         # spins
         for flight in flights:

@@ -3,7 +3,7 @@
 import weakref
 
 from deepreduce_hvd.torch.accumulation import Accumulation
-from deepreduce_hvd.torch.caller import DIRECT
+from deepreduce_hvd.torch.caller import DIRECT, is_step_after_synchronize
 from deepreduce_hvd.torch.optimizer_buckets import Flight, OptimizerBuckets, SeparateBuckets
 from deepreduce_hvd.validation import expect_loss_scale
 
@@ -165,15 +165,20 @@ class OptimizerSteps:
             return None
         return last
 
-    def has_nothing_new(self, owner):
-        """Return whether backward has made no gradient since an optimizer's last step.
+    def reduces_again(self, owner):
+        """Return whether an optimizer's ``step()`` reduces gradients that it has reduced already.
 
-        False if the optimizer has no step yet, or none of its gradients is compressed.
+        So it is if backward has made none since then, and the program has not cleared them. False
+        if none of them is compressed.
         """
         last = self._last.get(owner)
         if last is None or not last.buckets.gradients:
             return False
-        return not any(slot.made for slot in last.buckets.slots)
+        slots = last.buckets.slots
+        if any(slot.made for slot in slots) or not is_step_after_synchronize(owner):
+            return False
+        gradients = [slot.parameter.grad for slot in slots if not slot.dense]
+        return any(gradient is not None and bool(gradient.any()) for gradient in gradients)
 
     def flights_beside(self, step):
         """Return the flights of other optimizers' steps that have all their gradients.

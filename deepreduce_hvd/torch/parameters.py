@@ -100,13 +100,17 @@ class Parameters:
                 if parameters.discards is not None:
                     parameters.discards.made(slot)
 
+        handles = []
         for slot in self:
             parameter, trained = slot.parameter, slot.parameter.requires_grad
             if not parameter.is_leaf or parameter.is_inference() or parameter.dtype not in DTYPES:
                 continue
             parameter.requires_grad_(True)
-            parameter.register_post_accumulate_grad_hook(note)
-            parameter.requires_grad_(trained)
+            try:
+                handles.append(parameter.register_post_accumulate_grad_hook(note))
+            finally:
+                parameter.requires_grad_(trained)
+        weakref.finalize(self, _remove, handles).atexit = False  # type: ignore[misc]
 
     def slot_for(self, tensor, parameter):
         """Return the slot that a gradient belongs to.
@@ -149,3 +153,9 @@ class Parameters:
             self._by_gradient = {id(slot.parameter.grad): slot for slot in self}
             slot = self._by_gradient.get(id(gradient))
         return slot
+
+
+def _remove(handles):
+    """Remove hooks of parameters, which may have another compressor now."""
+    for handle in handles:
+        handle.remove()

@@ -245,6 +245,8 @@ def _policies(compressor):
 def momentum_warning(optimizer, compressor, when="before hvd.DistributedOptimizer"):
     """Return a warning if an optimizer steps delayed gradients with momentum, else None.
 
+    Frozen parameters do not count.
+
     One that was prepared with another compressor may not know the parameters of this one. ``when``
     says where to call prepare.
     """
@@ -253,7 +255,7 @@ def momentum_warning(optimizer, compressor, when="before hvd.DistributedOptimize
     policies = _policies(compressor) if groups else {}
     for group in groups:
         for parameter in group["params"]:
-            policy = policies.get(parameter)
+            policy = policies.get(parameter) if parameter.requires_grad else None
             if policy is not None and policy.delays and not prepared(parameter):
                 name, momentum = _setting_of(group), momentum_of(group)
                 instead = None if _refusal_of(optimizer) is None else f"set {name} to 0 for them"

@@ -6,7 +6,7 @@ Every rank must get an error and continue with the next scenario. Run by torch_s
 import horovod.torch as hvd
 import torch
 from scenario_runner import refused
-from torch_tools import backward, batch, distributed, model
+from torch_tools import assert_equal_everywhere, backward, batch, distributed, model
 
 import deepreduce_hvd as dr
 
@@ -95,6 +95,21 @@ def scenario_a_step_that_would_reduce_the_gradients_again(directory):
             scaler.step(optimizer)
         assert all(map(torch.equal, before, network.parameters()))
         compressor.close()
+
+
+def scenario_a_step_after_gradients_that_were_cleared(directory):
+    """A rank without a batch may step then: it has nothing that was reduced before."""
+    network = model()
+    optimizer, _ = distributed(network)
+    for step in range(6):
+        if step % 3 != 2 or hvd.rank() != 0:
+            backward(network, step)
+        if step % 3 == 1:  # a bad batch
+            optimizer.synchronize()
+        else:
+            optimizer.step()
+        network.zero_grad(set_to_none=step < 3)
+    assert_equal_everywhere(network.named_parameters(), "after gradients that were cleared")
 
 
 def scenario_unnamed_gradient(directory):

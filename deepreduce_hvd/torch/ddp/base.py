@@ -250,8 +250,8 @@ class DistributedAdapter(TorchAdapter):
         """Warn if an optimizer steps compressed parameters with momentum.
 
         Args:
-            optimizer: an optimizer that is about to step. Those of its parameters that have a
-                gradient count as checked then.
+            optimizer: an optimizer that is about to step. Those of its parameters that are
+                trained count as checked then.
 
         Returns:
             Whether all parameters are checked.
@@ -260,7 +260,7 @@ class DistributedAdapter(TorchAdapter):
             id(one)
             for group in optimizer.param_groups
             for one in group["params"]
-            if id(one) in self._unstepped and one.grad is not None
+            if id(one) in self._unstepped and one.requires_grad
         }
         if stepped:
             self._unstepped -= stepped

@@ -10,6 +10,9 @@ import torch
 
 from deepreduce_hvd.errors import InvalidArgumentError
 
+#: gradients of a parameter that are looked at, if they are zero at first: a look waits for a GPU
+_LOOKS = 5
+
 
 class Layouts:
     """The order of elements of one model's gradients.
@@ -19,9 +22,10 @@ class Layouts:
     """
 
     def __init__(self, slots):
-        self._strides = {slot: slot.parameter.stride() for slot in slots}
-        #: slots for which nothing has shown yet which order their gradients have in buckets
-        self._unknown = {slot for slot in slots if len(_orders(slot.parameter)) > 1}
+        self._strides = {slot: _strides_of(slot.parameter) for slot in slots}
+        #: slots for which nothing has shown yet which order their gradients have in buckets -> how
+        #: many more gradients are looked at
+        self._unknown = {slot: _LOOKS for slot in slots if len(_orders(slot.parameter)) > 1}
 
     def expect_known(self, slots, gradients):
         """Raise InvalidArgumentError if an element has another place than in the residual.
@@ -31,26 +35,28 @@ class Layouts:
             gradients: their gradients in the bucket, as ``GradBucket.gradients()`` returns them.
         """
         for slot, gradient in zip(slots, gradients):
-            if slot.parameter.stride() != self._strides[slot]:
+            if _strides_of(slot.parameter) != self._strides[slot]:
                 raise _changed(slot)
-            if slot in self._unknown:
+            if self._unknown.get(slot):
                 self._look_at(slot, gradient)
 
     def _look_at(self, slot, gradient):
         """Compare a gradient in a bucket with ``.grad``, from which DDP has copied it."""
         parameter = slot.parameter
         own = parameter.grad
+        self._unknown[slot] -= 1
         if own is None or not bool(gradient.any()):
             return
-        self._unknown.discard(slot)
         if own.data_ptr() == gradient.data_ptr():  # it is DDP's view of the bucket
-            found = own.stride() == in_layout_of(parameter, gradient).stride()
+            found = _strides_of(own) == _strides_of(in_layout_of(parameter, gradient))
         else:
             # no order fits if the program has changed .grad since
             expected, *others = (_in_order(gradient, order) for order in _orders(parameter))
             found = _equal(expected, own) or not any(_equal(other, own) for other in others)
         if not found:
+            self._unknown[slot] = _LOOKS
             raise _changed(slot)
+        self._unknown[slot] = 0
 
 
 def in_layout_of(parameter, gradient):
@@ -81,6 +87,11 @@ def _orders(parameter):
     return orders
 
 
+def _strides_of(tensor):
+    """Return the strides of the dimensions that have several elements; others do not matter."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape) if size > 1]
+
+
 def _in_order(gradient, strides):
     return gradient if strides is None else gradient.as_strided(gradient.shape, strides)
 
@@ -105,5 +116,5 @@ def _changed(slot):
     return InvalidArgumentError(
         f"parameter {slot.name}: expected the memory format that it had when"
         f" DistributedDataParallel was called, got strides {tuple(slot.parameter.stride())}; call"
-        " model.to(memory_format=...) before DistributedDataParallel"
+        " model.to(memory_format=...), or replace .data, before DistributedDataParallel"
     )
