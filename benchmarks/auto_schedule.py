@@ -5,8 +5,8 @@
 Every link is one job of Horovod with PyTorch, one of PyTorch's DDP and one of Horovod with
 TensorFlow, each on two hosts (network namespaces of this machine). Each row trains the same
 network, of 8.6 million parameters unless ``--features`` gives another size, with a real forward and
-backward pass. The rows of a job run in turns of a few steps. Writes results/auto-schedule.json and .png. Needs root, iproute2 and
-openssh-server.
+backward pass. The rows of a job run in turns of a few steps. Writes results/auto-schedule.json and
+.png. Needs root, iproute2 and openssh-server.
 """
 
 import argparse

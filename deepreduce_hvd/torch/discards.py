@@ -58,25 +58,25 @@ class Discards:
         self._cleared.discard(slot)
         return found
 
-    def step(self, optimizer):
-        """Note that an optimizer has stepped its parameters.
-
-        Its closure may have made gradients several times, which it has used.
-        """
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                slot = self._by_id.get(id(parameter))
-                if slot is not None:
-                    self._stepped.add(slot)
-                    self._waiting.pop(slot, None)
-                    self._cleared.discard(slot)
-
     def begin_step(self, optimizer):
-        """Note that an optimizer begins to step; until it ends, its gradients do not wait."""
-        self.step(optimizer)
-        self._stepped.difference_update(
-            self._by_id.get(id(one)) for group in optimizer.param_groups for one in group["params"]
-        )
+        """Note that an optimizer begins to step.
+
+        Its closure may make gradients several times, which it uses. So they do not wait meanwhile.
+        """
+        self._stepped.difference_update(self._forget(optimizer))
+
+    def end_step(self, optimizer):
+        """Note that an optimizer has stepped its parameters."""
+        self._stepped.update(self._forget(optimizer))
+
+    def _forget(self, optimizer):
+        """Forget the gradients of an optimizer's parameters; return their slots."""
+        parameters = (one for group in optimizer.param_groups for one in group["params"])
+        slots = [self._by_id[id(one)] for one in parameters if id(one) in self._by_id]
+        for slot in slots:
+            self._waiting.pop(slot, None)
+            self._cleared.discard(slot)
+        return slots
 
 
 def warning(slot):
@@ -104,4 +104,4 @@ def _begin(optimizer, arguments, keywords):
 
 def _end(optimizer, arguments, keywords):
     for discards in list(_known):
-        discards.step(optimizer)
+        discards.end_step(optimizer)

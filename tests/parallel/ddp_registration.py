@@ -3,24 +3,14 @@
 import contextlib
 import copy
 import datetime
-import functools
 import io
-import itertools
 import os
 import random
 import warnings
 
 import torch
 import torch.distributed as dist
-from ddp_tools import (
-    CODEC,
-    Network,
-    assert_equal_everywhere,
-    batch,
-    distributed,
-    loss_of,
-    warnings_of_two_steps,
-)
+from ddp_tools import Network, assert_equal_everywhere, distributed, loss_of, warnings_of_two_steps
 from scenario_runner import refused
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,7 +19,7 @@ from deepreduce_hvd.torch.ddp import base
 from deepreduce_hvd.torch.ddp.transport import DistributedTransport
 
 
-def _sample(draw, names):
+def sample(draw, names):
     return {name for name in sorted(names) if draw.random() < 0.3}  # the same on all ranks
 
 
@@ -40,10 +30,10 @@ def scenario_parameters_that_are_averaged_must_be_known(directory):
         draw = random.Random(seed)
         network = Network()
         parameters = dict(network.named_parameters())
-        frozen = _sample(draw, parameters)
-        later = _sample(draw, parameters) - frozen if draw.random() < 0.7 else set()
+        frozen = sample(draw, parameters)
+        later = sample(draw, parameters) - frozen if draw.random() < 0.7 else set()
         trained = parameters.keys() - frozen - later
-        left_out = _sample(draw, frozen | later)
+        left_out = sample(draw, frozen | later)
         if not trained:
             continue
         for name in frozen:
@@ -126,7 +116,6 @@ def scenario_hosts_are_those_of_the_ranks_in_the_process_group(directory):
             with _on_node(node):
                 model, compressor = distributed(
                     Network(),
-                    CODEC,
                     communicator=dr.Hierarchical(dr.Allgather(), count),
                     ddp={"process_group": group},
                 )
@@ -218,199 +207,6 @@ def scenario_momentum_of_each_optimizer_is_checked(directory):
         assert compressor.adapter not in base._unchecked
         outcomes.add(forgotten)
     assert outcomes == {True, False}
-
-
-def _backward(model, step):
-    loss = loss_of(model, step, dist.get_rank())
-    loss.backward()
-    return loss
-
-
-def scenario_layers_that_were_frozen_at_register_are_trained_later(directory):
-    """Random ones are frozen, and trained from a random step on; all ranks stay equal."""
-    warned = set()
-    for seed in range(16):
-        draw = random.Random(seed)
-        network = Network()
-        parameters = dict(network.named_parameters())
-        ddp = {"find_unused_parameters": True, "gradient_as_bucket_view": draw.random() < 0.5}
-        model = DistributedDataParallel(network, **ddp)
-        frozen = {"last.weight", *_sample(draw, parameters)} - {"branch.weight"}
-        for name in frozen:
-            parameters[name].requires_grad_(False)
-        compressor = dr.Compressor(CODEC, parameters=network.named_parameters(), dense_below=0)
-        compressor.register(model)
-        alike = draw.random() < 0.5  # whether only the frozen ones have momentum
-        momentum = {
-            name: 0.9 * (name in frozen) if alike else draw.choice([0, 0.9]) for name in parameters
-        }
-        groups = [{"params": [one], "momentum": momentum[name]} for name, one in parameters.items()]
-        optimizer = torch.optim.SGD(groups, lr=0.01)
-        begin, thaw = draw.randint(1, 3), draw.random() < 0.8
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for step in range(6):
-                if step == begin and thaw:
-                    for name in frozen:
-                        parameters[name].requires_grad_(True)
-                optimizer.zero_grad()
-                if alike:  # the optimizer makes the gradients in its step
-                    optimizer.step(functools.partial(_backward, model, step))
-                else:
-                    _backward(model, step)
-                    optimizer.step()
-        what = f"seed {seed}: frozen {frozen}, trained again {thaw} from step {begin}"
-        assert_equal_everywhere(network.named_parameters(), what)
-        trained = parameters if thaw else parameters.keys() - frozen
-        said = sum("momentum" in str(one.message) for one in caught)
-        assert said == any(momentum[name] for name in trained), f"{what}: {momentum} {said}"
-        warned.add((alike, said))
-    assert warned >= {(True, 0), (True, 1), (False, 1)}, warned
-
-
-def scenario_a_memory_format_that_changes_after_ddp_is_refused(directory):
-    """DDP keeps the order of elements that it found, and so does the residual."""
-    for seed in range(16):
-        draw = random.Random(seed)
-        first, changes = draw.random() < 0.5, draw.choice([None, "before register", 0, 1, 3])
-        network = Network(channels_last=first)
-        model = DistributedDataParallel(
-            network, gradient_as_bucket_view=draw.random() < 0.5,
-            find_unused_parameters=draw.random() < 0.5,
-        )  # fmt: skip
-        other = torch.contiguous_format if first else torch.channels_last
-        if changes == "before register":
-            network.to(memory_format=other)
-        compressor = dr.Compressor(CODEC, parameters=network.named_parameters(), dense_below=0)
-        compressor.register(model)
-
-        def train(network=network, model=model, other=other, changes=changes):
-            for step in range(5):
-                if step == changes:
-                    network.to(memory_format=other)
-                network.zero_grad()
-                loss_of(model, step, dist.get_rank()).backward()
-
-        if changes is None:
-            train()
-            gradients = [(name, one.grad) for name, one in network.named_parameters()]
-            assert_equal_everywhere(gradients, f"seed {seed}")
-            continue
-        expected = "parameter convolution.weight: expected the memory format"
-        with refused(expected):
-            train()
-
-
-def scenario_gradients_that_are_discarded_are_warned_of(directory):
-    """Random programs step, discard what they got, or add more to it."""
-    outcomes = set()
-    for seed in range(30):
-        draw = random.Random(seed)
-        network = Network()
-        model = DistributedDataParallel(network, gradient_as_bucket_view=draw.random() < 0.5)
-        scales = draw.random() < 0.4
-        compressor = dr.Compressor(
-            CODEC, parameters=network.named_parameters(), dense_below=0,
-            loss_scale=(lambda: 1.0) if scales else None,
-        )  # fmt: skip
-        compressor.register(model)
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-        last, stepped, discarded = "step", False, False
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for step in range(5):
-                # DDP gives the gradients other memory after its first backward pass
-                now = draw.choice(["step", "step", "discard", "add"]) if step else "step"
-                loss_of(model, step, dist.get_rank()).backward()
-                discarded = discarded or (last == "discard" and stepped)
-                if now == "step":
-                    optimizer.step()
-                    stepped = True
-                if now != "add":
-                    optimizer.zero_grad()
-                last = now
-        said = [str(one.message) for one in caught if "before a step of" in str(one.message)]
-        assert len(said) == (discarded and not scales), f"seed {seed}: {said}"
-        outcomes.add((discarded, scales))
-    assert len(outcomes) == 4, outcomes
-
-
-class Patches(torch.nn.Module):
-    """Parameters whose strides mean little, because dimensions have one element."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.positions = torch.nn.Parameter(torch.randn(1, 7, 4, 4)[:, :3])
-        self.mix = torch.nn.Conv2d(3, 16, 1)
-        self.depthwise = torch.nn.Conv2d(16, 16, 3, groups=16)
-
-    def forward(self, images):
-        return self.depthwise(self.mix(images + self.positions))
-
-
-def scenario_a_memory_format_that_changes_no_order_is_accepted(directory):
-    for as_view, changes in itertools.product((True, False), (None, 0, 2)):
-        network = Patches()
-        model = DistributedDataParallel(network, gradient_as_bucket_view=as_view)
-        compressor = dr.Compressor(CODEC, parameters=network.named_parameters(), dense_below=0)
-        compressor.register(model)
-        for step in range(3):
-            if step == changes:
-                for layer in (network.mix, network.depthwise):
-                    layer.to(memory_format=torch.channels_last)
-            network.zero_grad()
-            model(batch(step, dist.get_rank())).pow(2).mean().backward()
-            gradients = [(name, one.grad) for name, one in network.named_parameters()]
-            assert_equal_everywhere(gradients, f"{as_view} {changes} {step}")
-
-
-def scenario_gradients_that_a_closure_makes_are_not_discarded(directory):
-    """LBFGS makes gradients several times per step, and uses all of them."""
-    network = Network()
-    model = DistributedDataParallel(network)
-    compressor = dr.Compressor(CODEC, parameters=network.named_parameters(), dense_below=0)
-    compressor.register(model)
-    optimizer = torch.optim.LBFGS(network.parameters(), lr=0.01, max_iter=4)
-
-    def closure():
-        optimizer.zero_grad()
-        return _backward(model, 0)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(3):
-            optimizer.step(closure)
-    assert compressor.adapter.progress() > 3
-
-
-def scenario_a_step_that_is_compiled_as_a_whole(directory):
-    """Dynamo does not trace the compressor, and the result is that of the same step, eagerly."""
-
-    def trained(compiles):
-        torch._dynamo.reset()
-        network = Network()
-        model = DistributedDataParallel(network)
-        compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=0)
-        compressor.register(model)
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
-        dr.prepare(optimizer, compressor)
-
-        def step(images):
-            optimizer.zero_grad()
-            model(images).pow(2).mean().backward()
-            optimizer.step()
-
-        run = torch.compile(step, backend="eager") if compiles else step
-        for number in range(3):
-            run(batch(number, dist.get_rank()))
-        return list(network.named_parameters())
-
-    for (name, one), (_, other) in zip(trained(True), trained(False)):
-        assert torch.equal(one, other), name
-    traced = {one.co_filename for one in torch._dynamo.utils.get_compilation_metrics()}
-    assert any(path.endswith("ddp_registration.py") for path in traced), traced
-    assert not any("deepreduce_hvd/" in path for path in traced), traced
 
 
 def scenario_a_model_that_is_not_registered(directory):

@@ -5,6 +5,7 @@ under torchrun.
 import sys
 import warnings
 
+import ddp_changes
 import ddp_loss_scale
 import ddp_one_rank
 import ddp_random
@@ -344,7 +345,8 @@ def scenario_many_random_programs(directory):
 
 if __name__ == "__main__":
     parts = (
-        ddp_states, ddp_schedule, ddp_uncompressed, ddp_one_rank, ddp_registration, ddp_loss_scale,
+        ddp_states, ddp_schedule, ddp_uncompressed, ddp_one_rank, ddp_registration, ddp_changes,
+        ddp_loss_scale,
     )  # fmt: skip
     main({**globals(), **{name: one for part in parts for name, one in vars(part).items()}})
     sys.exit()

@@ -14,6 +14,7 @@ reports, test_scenario = scenario_tests(
     "ddp_uncompressed.py",
     "ddp_one_rank.py",
     "ddp_registration.py",
+    "ddp_changes.py",
     "ddp_loss_scale.py",
     run=torchrun,
     slow_scenarios=("many_random_programs", "auto_with_steps_that_are_regularly_longer"),

@@ -11,6 +11,7 @@ reports, test_scenario = scenario_tests(
     "torch_direct.py",
     "torch_commits.py",
     "torch_loss_scale.py",
+    "torch_programs.py",
     on_more_ranks=(
         "names_do_not_depend_on_timing",
         "collectives_of_the_program_after_backward",
