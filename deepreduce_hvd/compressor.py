@@ -153,9 +153,13 @@ class Compressor:
         adapter_name = backends.adapter_name(named)
         # in the given order, because buckets depend on it
         shapes = {name: tuple(parameter.shape) for name, parameter in named}
-        # {name of a parameter: its Policy}
-        compresses_small = type(self.communicator) is Allgather and schedule is None
-        self.policies = policies.resolve(codec, memory, shapes, dense_below, compresses_small)
+        by_default = type(self.communicator) is Allgather and schedule is None
+        # {name of a parameter: its Policy}; the adapter changes those of embedding tables
+        self.policies = policies.resolve(codec, memory, shapes, dense_below, by_default)
+        # names of parameters that are embedding tables if their gradients show it
+        self.table_candidates = (
+            policies.table_candidates(codec, shapes, self.policies) if by_default else frozenset()
+        )
         pairs = {(one.codec, one.memory) for one in self.policies.values() if not one.dense}
         single = policies.recommended_codec() if codec is None else codec
         if isinstance(single, Codec) and isinstance(self.memory, Memory):

@@ -27,6 +27,7 @@ class Candidate:
         clips_before: whether each rank clips its own gradient before compression, as in Deep
             Gradient Compression (Lin et al. 2018, section 3.2), instead of the mean after it. The
             norm is then larger by the square root of the number of ranks.
+        finds_tables: whether embedding tables get the codec "rows" after the first step.
     """
 
     codec: dr.Codec | Callable[..., dict] | None = None
@@ -37,6 +38,7 @@ class Candidate:
     clip_factor: float = 1.0
     clips_before: bool = False
     dense_below: int = 1024
+    finds_tables: bool = False
 
 
 def _codec(ratio=0.01, value=None, warmup_steps=50, sparsifier=None, index=None):
@@ -98,7 +100,7 @@ _CHUNKS = dr.ChunkTopK(0.01)
 CANDIDATES = {
     "none": Candidate(prepared=False),
     "none, prepared": Candidate(),
-    "default": Candidate(recommended_codecs, dense_below=32),
+    "default": Candidate(recommended_codecs, dense_below=32, finds_tables=True),
     "default, LloydMax 2": _large_tensors(_codec(value=dr.LloydMax(2))),
     # what each part of the default does, with small tensors uncompressed
     "large tensors": Candidate(_LARGE),
@@ -138,6 +140,7 @@ CANDIDATES = {
     # embedding tables, whose gradients are zero in the rows that a batch does not use
     "only tables": Candidate(_only(tables)),
     "all but tables": Candidate(_only(tables, others=True), dense_below=32),
+    "tables: 1 %, LloydMax 1": _embeddings(_LARGE),
     "tables: 5 %, LloydMax 2": _embeddings(_codec(0.05, value=dr.LloydMax(2))),
     "tables: 10 %, LloydMax 2": _embeddings(_codec(0.1, value=dr.LloydMax(2))),
     "tables: rows, QSGD 4": _rows(dr.QSGD(4)),

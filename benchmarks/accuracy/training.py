@@ -37,13 +37,18 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None, make_ran
     memory = candidate.memory(task) if callable(candidate.memory) else candidate.memory
     stages = codec, memory, candidate.communicator
     settings = {"dense_below": candidate.dense_below, "seed": seed}
+    if candidate.finds_tables:
+        settings["columns"] = {
+            name: one.shape[1] for name, one in named.items() if one.dim() == 2 and name in codec
+        }
     if candidate.estimates is None:
         ranks = make_ranks(size, shapes, *stages, **settings)
     else:
         ranks = EstimatingRanks(size, shapes, *stages, **settings, momentum=candidate.estimates)
     optimizer = task.optimizer(model, learning_rate)
+    compressor = types.SimpleNamespace(policies=_policies(ranks, named))
     if candidate.prepared:
-        _prepare(optimizer, ranks, named)
+        _prepare(optimizer, compressor, named)
     total = task.total_steps
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: task.rate(step, total))
     losses = []
@@ -65,6 +70,7 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None, make_ran
             return {"metric": None, "bytes": ranks.sent_bytes / max(ranks.steps, 1), "steps": step}
         for name, summed in ranks.mean(gradients).items():
             named[name].grad.copy_(torch.from_numpy(summed).view_as(named[name]))
+        compressor.policies = _policies(ranks, named)
         if task.clip is not None and not candidate.clips_before:
             _clip(model, task.clip * candidate.clip_factor)
         optimizer.step()
@@ -83,26 +89,28 @@ def _clip(model, norm):
     torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
 
 
-def _prepare(optimizer, ranks, named):
-    """Prepare the optimizer as :func:`deepreduce_hvd.prepare` does for a real compressor."""
+def _policies(ranks, named):
+    """Return {parameter name: Policy}, as a compressor has them."""
     # without compression, the settings are those for the default codec
     codecs = ranks.codecs or dict.fromkeys(ranks.large, dr.recommended_codec())
-    compressor = types.SimpleNamespace(
-        policies={
-            name: Policy(CODEC, codecs[name], ranks.memories.get(name, dr.Residual()))
-            if name in codecs
-            else Policy(DENSE)
-            for name in named
+    return {
+        name: Policy(CODEC, codecs[name], ranks.memories.get(name, dr.Residual()))
+        if name in codecs
+        else Policy(DENSE)
+        for name in named
+    }
+
+
+def _prepare(optimizer, compressor, named):
+    """Prepare the optimizer as :func:`deepreduce_hvd.prepare` does for a real compressor."""
+    compressor.adapter = types.SimpleNamespace(
+        slots={
+            name: types.SimpleNamespace(
+                name=name, parameter=parameter, steps=1, untimed_steps=0, uncompressed_path=None
+            )
+            for name, parameter in named.items()
         },
-        adapter=types.SimpleNamespace(
-            slots={
-                name: types.SimpleNamespace(
-                    parameter=parameter, steps=1, untimed_steps=0, uncompressed_path=None
-                )
-                for name, parameter in named.items()
-            },
-            sends_nothing=lambda slot: False,
-            why_unused=lambda slots: None,
-        ),
+        sends_nothing=lambda slot: False,
+        why_unused=lambda slots: None,
     )
     return prepare.prepare(optimizer, compressor)

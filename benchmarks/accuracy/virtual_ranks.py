@@ -5,8 +5,10 @@ import zlib
 import numpy as np
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.adapters.embedding_tables import is_table
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.simulator import Simulator
+from deepreduce_hvd.planning.policies import rows_codec
 
 
 class VirtualRanks:
@@ -22,6 +24,8 @@ class VirtualRanks:
         communicator: as of :class:`~deepreduce_hvd.Compressor`.
         dense_below: tensors with fewer elements are not compressed.
         seed: seed of all random choices.
+        columns: {parameter name: number of columns} of the parameters that get the codec "rows" if
+            the first gradients show that they are embedding tables.
 
     Attributes:
         large: {name: elements} of the tensors that a codec can compress.
@@ -31,7 +35,15 @@ class VirtualRanks:
     """
 
     def __init__(
-        self, size, shapes, codec, memory=None, communicator=None, dense_below=1024, seed=0
+        self,
+        size,
+        shapes,
+        codec,
+        memory=None,
+        communicator=None,
+        dense_below=1024,
+        seed=0,
+        columns=None,
     ):
         self.size = size
         self.communicator = dr.Allgather() if communicator is None else communicator
@@ -58,6 +70,7 @@ class VirtualRanks:
         ]
         self.sent_bytes = 0.0
         self.steps = 0
+        self._columns = columns or {}
 
     def mean(self, gradients):
         """Exchange one step's gradients.
@@ -77,7 +90,27 @@ class VirtualRanks:
         if self.compressed:
             result.update(self._exchange(gradients))
         self.steps += 1
+        if self.steps == 1:
+            self._use_rows_of_tables(gradients)
         return result
+
+    def _use_rows_of_tables(self, first):
+        """Give the codec "rows" to the tables that the ranks' first gradients show.
+
+        Their memories are added to the next gradients, and empty from then on.
+        """
+        for name, columns in self._columns.items():
+            used = [np.count_nonzero(own[name].reshape(-1, columns).any(axis=1)) for own in first]
+            rows = self.compressed[name] // columns
+            if any(used) and all(count == 0 or is_table(count, rows) for count in used):
+                self.codecs[name], self.memories[name] = rows_codec(), dr.NoMemory()
+
+    def _with_memory_of_others(self, gradient, rank, name):
+        """Return a gradient, plus a memory that its codec does not use, which is empty after it."""
+        if self.memories[name].state or not self._states[rank][name]:
+            return gradient
+        (residual,), self._states[rank][name] = self._states[rank][name], ()
+        return gradient + residual
 
     def _parts(self):
         """Return (codec, memory, names) of each bucket: its members have the same stages."""
@@ -93,7 +126,7 @@ class VirtualRanks:
         for rank, own in enumerate(gradients):
             members = [
                 BucketMember(
-                    name, own[name], self._states[rank][name], zlib.crc32(name.encode()),
+                    name, self._with_memory_of_others(own[name], rank, name), self._states[rank][name], zlib.crc32(name.encode()),
                     threshold=self._thresholds[rank][name],
                 )
                 for name in names

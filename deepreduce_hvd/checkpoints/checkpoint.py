@@ -6,8 +6,9 @@ The state of each parameter is kept in a slot of the adapter. A slot has these m
 
 - ``shape``, ``state_names`` and ``follows_loss_scale`` define what its state contains.
 - ``steps``, ``loss_scale``, ``reduction`` (one of
-  :data:`~deepreduce_hvd.communicators.wire.REDUCTIONS`) and ``memory()``, which returns {name: copy
-  of the state array}, are saved.
+  :data:`~deepreduce_hvd.communicators.wire.REDUCTIONS`), ``is_table`` (whether the parameter is an
+  embedding table; None if that is not known) and ``memory()``, which returns {name: copy of the
+  state array}, are saved.
 - ``numpy_of(value)`` returns an array of the framework as a NumPy array, and None for anything
   else.
 - ``set_steps(steps)`` and ``set_memory({name: (d,) float32 NumPy array})`` load what was saved.
@@ -24,7 +25,9 @@ from deepreduce_hvd.stages.memories.saturated import saturated_mean
 
 _VERSION = 1
 _KEYS = ("version", "fingerprint", "settings", "rank", "size", "parameters")
-_PARAMETER_KEYS = ("steps", "loss_scale", "reduction", "memory")
+_PARAMETER_KEYS = ("steps", "loss_scale", "reduction", "is_table", "memory")
+#: entries that older states do not have
+_NEWER = {"reduction": None, "is_table": None}
 _MOST_LISTED = 8
 _MOST_KEYS = 3
 
@@ -42,6 +45,7 @@ def dump(slots, configuration, rank, size):
                 "steps": slot.steps,
                 "loss_scale": slot.loss_scale,
                 "reduction": slot.reduction,
+                "is_table": slot.is_table,
                 "memory": slot.memory(),
             }
             for name, slot in slots.items()
@@ -87,15 +91,16 @@ def load(slots, state, configuration, rank, size, keeper_of=lambda rank: rank):
     loaded = [_loaded(name, slot, states, own, sizes) for name, slot in slots.items()]
     if own == ["compressor state"] and keeper_of(rank) != rank:
         _expect_no_memory(slots, loaded, rank, keeper_of(rank))
-    for slot, (steps, loss_scale, reduction, memory) in zip(slots.values(), loaded):
+    for slot, (steps, loss_scale, reduction, is_table, memory) in zip(slots.values(), loaded):
         slot.set_steps(steps)
         slot.loss_scale = loss_scale
         slot.reduction = reduction
+        slot.is_table = is_table
         slot.set_memory(memory)
 
 
 def _expect_no_memory(slots, loaded, rank, keeper):
-    for name, (_, _, _, memory) in zip(slots, loaded):
+    for name, (*_, memory) in zip(slots, loaded):
         if any(array.any() for array in memory.values()):
             raise InvalidArgumentError(
                 f"compressor state, parameter {name}: expected no memory on rank {rank}, whose "
@@ -217,7 +222,7 @@ def memory_factor(reduction, old_size, new_size):
 
 
 def _loaded(name, slot, states, own, sizes):
-    """Return (steps, loss scale, reduction, memory) of one parameter.
+    """Return (steps, loss scale, reduction, whether it is a table, memory) of one parameter.
 
     The memory is the sum of the memories in the states named in ``own``, multiplied for another
     number of ranks. ``sizes`` are the numbers of ranks in the saved job and now.
@@ -235,14 +240,7 @@ def _loaded(name, slot, states, own, sizes):
                     f"{getattr(first, what)}, "
                     f"got {getattr(part, what)}"
                 )
-    known = [part for part in parts.values() if part.reduction is not None]
-    for part in known:
-        if part.reduction != known[0].reduction:
-            raise InvalidArgumentError(
-                f"{part.where}: expected the same reduction as in the other states, "
-                f"{known[0].reduction!r}, got {part.reduction!r}"
-            )
-    reduction = known[0].reduction if known else None
+    reduction, is_table = (_known(parts.values(), what) for what in _NEWER)
     ratio = memory_factor(reduction, *sizes)
     memory = {}
     for kind in slot.state_names:
@@ -253,7 +251,19 @@ def _loaded(name, slot, states, own, sizes):
             else np.zeros(math.prod(slot.shape), dtype=np.float32)
         )
     loss_scale = first.loss_scale if slot.follows_loss_scale else None
-    return first.steps, loss_scale, reduction, memory
+    return first.steps, loss_scale, reduction, is_table, memory
+
+
+def _known(parts, what):
+    """Return a value that all states with it have in common, or None."""
+    known = [part for part in parts if getattr(part, what) is not None]
+    for part in known:
+        if getattr(part, what) != getattr(known[0], what):
+            raise InvalidArgumentError(
+                f"{part.where}: expected the same {what} as in the other states, "
+                f"{getattr(known[0], what)!r}, got {getattr(part, what)!r}"
+            )
+    return getattr(known[0], what) if known else None
 
 
 class _Part:
@@ -265,11 +275,11 @@ class _Part:
 
     def __init__(self, where, slot, saved):
         self.where = where
-        if isinstance(saved, dict):  # older states have no reduction
-            saved = {"reduction": None, **saved}
+        if isinstance(saved, dict):
+            saved = {**_NEWER, **saved}
         _expect_keys(where, saved, _PARAMETER_KEYS)
         self.steps, self.loss_scale = saved["steps"], saved["loss_scale"]
-        self.reduction = saved["reduction"]
+        self.reduction, self.is_table = saved["reduction"], saved["is_table"]
         if not is_integer(self.steps) or not 0 <= self.steps < 2**63:
             raise InvalidArgumentError(
                 f"{where}: expected steps, an integer in [0, 2^63), got {self.steps!r}"
@@ -283,6 +293,10 @@ class _Part:
             raise InvalidArgumentError(
                 f"{where}: expected a reduction of {', '.join(map(repr, REDUCTIONS))}, got "
                 f"{self.reduction!r}"
+            )
+        if not (self.is_table is None or isinstance(self.is_table, bool)):
+            raise InvalidArgumentError(
+                f"{where}: expected is_table None, True or False, got {self.is_table!r}"
             )
         _expect_keys(f"{where}, memory", saved["memory"], slot.state_names)
         self.memory = {

@@ -199,7 +199,7 @@ def _joined_parameter(name, slot, parts, dim, ranks):
     ``dim`` is the dimension along which it was divided when it was saved. Only what merging needs
     is checked here. :func:`deepreduce_hvd.checkpoints.checkpoint.load` checks everything else.
     """
-    # states from before the first step do not know the reduction
+    # states from before the first step do not know the reduction; is_table is never known
     known = [part["reduction"] for part in parts if part.get("reduction") is not None]
     for what in ("steps", "loss_scale", "reduction"):
         values = known if what == "reduction" else [part.get(what) for part in parts]

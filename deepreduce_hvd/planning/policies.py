@@ -64,12 +64,15 @@ def recommended_codec(shape: _Shape | None = None) -> Codec:
     return Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))
 
 
-def rows_codec() -> Codec:
+def rows_codec(on_gpu: bool = False) -> Codec:
     """Return the codec that ``"rows"`` stands for: all non-zero elements, in 4 bits each.
 
     It is for embedding tables, where most rows of a gradient are zero (docs/accuracy.md).
+
+    Args:
+        on_gpu: whether to take the index codec that works on a GPU too, with larger payloads.
     """
-    return Codec(Threshold(0), index=RLE(), value=LloydMax(bits=4))
+    return Codec(Threshold(0), index=Rice() if on_gpu else RLE(), value=LloydMax(bits=4))
 
 
 def default_memory(codec: Any) -> Memory:
@@ -173,6 +176,28 @@ def resolve(
         small = math.prod(shape) < fewest
         policies[name] = Policy(DENSE) if small else Policy(CODEC, chosen, kept)
     return policies
+
+
+def table_candidates(
+    codec: Any, shapes: Mapping[str, _Shape], policies: Mapping[str, Policy]
+) -> frozenset[str]:
+    """Return the names of the parameters that get the codec "rows" if they are embedding tables.
+
+    These have two dimensions, and the codec and the memory that they have by default.
+
+    Args:
+        codec, shapes: as for :func:`resolve`.
+        policies: what :func:`resolve` returned.
+    """
+    codec_of = _chooser("codec", codec, shapes)
+    return frozenset(
+        name
+        for name, policy in policies.items()
+        if len(shapes[name]) == 2
+        and policy.delays
+        and type(policy.memory) is Residual
+        and codec_of(name, shapes[name]) is None
+    )
 
 
 def is_single(value: Any) -> bool:

@@ -100,6 +100,14 @@ class Scheduler:
             self._base = layout.of_plan(compressor.policies, compressor.fingerprint, self._schedule)
         self.restart()
 
+    def use(self, fingerprint):
+        """Use the policies that the compressor has now from the next step on.
+
+        Args:
+            fingerprint: CRC-32 of the compressor's configuration and of what has changed.
+        """
+        self.layout = self._base = layout.of_settings(self._compressor.policies, fingerprint)
+
     def restart(self):
         """Forget all measurements, because the ranks may have changed."""
         self.layout = self._base

@@ -60,6 +60,7 @@ class Slot(tf.Module):
         self.reduced = False
         #: whether its gradients are averaged or summed, one of ``wire.REDUCTIONS``
         self.reduction = None
+        self.is_table = None  # not known: the codec of a graph does not change
         self.follows_loss_scale = follows_loss_scale
         #: last OptimizerStep with a gradient of this variable
         self.step = None

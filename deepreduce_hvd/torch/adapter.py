@@ -52,10 +52,14 @@ class Adapter(TorchAdapter):
         self._probes = Probes()
         self._steps = OptimizerSteps(compressor, self._parameters)
         self._exchanges = Exchanges(compressor, self.device_path, self.times)
+        self._tables_are_due = False  # whether the ranks are yet to agree on tables in this step
         # whether a result was returned since the last check for elastic training
         self._delivered = True
         self.watcher = watch(self)
         handshake.register(self)
+
+    def _is_on_gpu(self, name):
+        return self.device_path.takes(self.slots[name].parameter)
 
     def sends_nothing(self, slot):
         # Horovod does not call the compressor of one rank, except in elastic training
@@ -108,6 +112,7 @@ class Adapter(TorchAdapter):
         if leads:
             self.times.begin(time.perf_counter())
             self.layout = self.scheduler.layout
+            self._tables_are_due = True
         return self._steps.begin(owner, self.device_path.sums(), self.layout, leads)
 
     # Dynamo would trace it in a training step that is compiled as a whole
@@ -153,7 +158,7 @@ class Adapter(TorchAdapter):
         # A gradient of zeros that backward did not make carries no information: the parameter is
         # frozen or was not used. Its member is held: it sends nothing and keeps its memory.
         held = not made and not bool(tensor.any())
-        member = self._member(slot, tensor, flight.copies, step.loss_scale, held)
+        member = self._member(slot, tensor, made, flight.copies, step.loss_scale, held)
         flight.members[slot] = member
         # At the last gradient, wait until all messages in flight are sent, so that they travel
         # while the program does something else. After that, no exchange starts or advances until
@@ -174,17 +179,16 @@ class Adapter(TorchAdapter):
         repeated = 1 if self.elastic is None else REPEATED
         return RollCall(self.transport, collective_name(self.compressor.number, label), repeated)
 
-    def _member(self, slot, tensor, copies, loss_scale, held):
+    def _member(self, slot, tensor, made, copies, loss_scale, held):
         """Return the bucket member of a gradient, or one that failed."""
         slot.payload = None
         try:
             on_device = self.device_path.takes(tensor)
             slot.move_to(tensor.device if on_device else _HOST)
-            slot.follow_loss_scale(loss_scale)
-            slot.back_up()
+            gradient = slot.before_encoding(tensor, made, loss_scale)
             if on_device:
-                return self.device_path.member(slot, tensor, held)
-            return self.host_path.member(slot, tensor, copies, held)
+                return self.device_path.member(slot, gradient, held)
+            return self.host_path.member(slot, gradient, copies, held)
         # catch all errors: the other ranks must get a notice instead of waiting
         except Exception as error:
             return BucketMember.failed(slot.name, tensor.numel(), error)
@@ -214,11 +218,23 @@ class Adapter(TorchAdapter):
         step.hand_over(slot, flight)
         self.times.result(slot.name, started, time.perf_counter())
         if step.complete:
-            self.warn_of_tables()
+            self._look_at_tables(step)
             step.device_sums.send()
             if step.leads:
                 self.scheduler.step_ends(self.transport, self.slots)
         return result
+
+    def _look_at_tables(self, step):
+        """Agree on embedding tables when the first optimizer of a job's step has its results.
+
+        No optimizer has stepped yet, so all of them use the same momentum on all ranks. On another
+        rank, other results may be the first ones, so their exchanges go on meanwhile.
+        """
+        if not step.owned:  # not all ranks may have this gradient
+            self.warn_of_tables()
+        elif self._tables_are_due:
+            self._tables_are_due = False
+            self.agree_on_tables(self._exchanges.advance_all)
 
     def _pass_on(self, tensor):
         """Return a sparse gradient, which Horovod reduced itself, and count it."""
@@ -332,6 +348,7 @@ class Adapter(TorchAdapter):
     def framework_settings(self):
         """Return which parameters are frozen; their buckets depend on it."""
         return [
+            *super().framework_settings(),
             Setting(
                 "frozen parameters",
                 [
@@ -339,7 +356,7 @@ class Adapter(TorchAdapter):
                     for slot in self.slots.values()
                     if not slot.dense
                 ],
-            )
+            ),
         ]
 
     def forget_steps(self):

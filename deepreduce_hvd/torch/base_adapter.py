@@ -4,6 +4,7 @@ import warnings
 
 from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.adapters.base_adapter import BaseAdapter
+from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.planning.scheduler import Scheduler
 from deepreduce_hvd.planning.step_times import StepTimes
 from deepreduce_hvd.statistics import write_scalars
@@ -27,7 +28,11 @@ class TorchAdapter(BaseAdapter):
         times: the :class:`~deepreduce_hvd.planning.step_times.StepTimes`.
         scheduler: the :class:`~deepreduce_hvd.planning.scheduler.Scheduler`.
         layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the steps from now on.
+        tables: the :class:`~deepreduce_hvd.adapters.embedding_tables.TableSearch`.
+        changes_tables: whether the ranks agree on embedding tables, and then send their rows.
     """
+
+    changes_tables = True
 
     def __init__(self, compressor, transport, buckets=lambda: None, on_host=False):
         super().__init__(compressor, transport)
@@ -35,8 +40,7 @@ class TorchAdapter(BaseAdapter):
         self.scheduler = Scheduler(compressor, self.times, time_fp16, buckets, on_host)
         self.layout = self.scheduler.layout
         self._warned = set()
-        self._looked_at = set()  # names of which it is known whether they are embedding tables
-        self._tables = []  # names of those that are, until a warning names them
+        self.tables = embedding_tables.TableSearch(compressor, self.changes_tables, self._is_on_gpu)
         self.warn_of_plan()
         if WHY_NO_OPERATORS is not None:
             self._warn_once(
@@ -59,8 +63,26 @@ class TorchAdapter(BaseAdapter):
         self.times.write(path, self.layout.plan)
 
     def schedule_notes(self):
-        """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""
-        return self.scheduler.notes()
+        """Return sentences for the user, for :meth:`Compressor.summary`."""
+        return [*self.tables.notes(), *self.scheduler.notes()]
+
+    def abandon(self):
+        """Also forget the embedding tables, because new ranks do not know them."""
+        if self.tables.forget():
+            self.scheduler.use(self.compressor.fingerprint)
+        super().abandon()
+
+    def load_state_dict(self, state):
+        """Check a state, or the list of all ranks' states, and load it, with its tables."""
+        super().load_state_dict(state)
+        if self.tables.forget():
+            self.scheduler.use(self.compressor.fingerprint)
+        known = {name: slot.is_table for name, slot in self.slots.items()}
+        self._use_tables({name: one for name, one in known.items() if one is not None})
+
+    def framework_settings(self):
+        """Return the embedding tables that a loaded state has named."""
+        return [Setting("embedding tables", self.tables.tables)]
 
     def progress(self):
         """Return the number of steps that this compressor has begun."""
@@ -88,22 +110,37 @@ class TorchAdapter(BaseAdapter):
             slot: slot of the parameter.
             gradient: its gradient, of any shape, which may be that of some rows only.
         """
-        if slot.name in self._looked_at:
-            return
-        if embedding_tables.may_be(slot.shape, slot.policy) and gradient.numel():
+        if self.tables.expects(slot) and gradient.numel():
             rows = gradient.detach().reshape(-1, slot.shape[1])
-            used = int((rows != 0).any(dim=1).sum())
-            if not used:  # the parameter may not be used in this step
-                return
-            if embedding_tables.is_table(used, len(rows)):
-                self._tables.append(slot.name)
-        self._looked_at.add(slot.name)
+            self.tables.note(slot.name, int((rows != 0).any(dim=1).sum()), len(rows))
+
+    def agree_on_tables(self, proceed=lambda: None):
+        """Send the rows of embedding tables from the next step on, or warn about their delay.
+
+        All ranks call this at the end of a step, before its optimizer uses the results.
+
+        Args:
+            proceed: function that lets the exchanges in flight go on while ranks wait for others.
+        """
+        decided = self.tables.agree(self.transport, proceed)
+        for name, is_table in decided.items():
+            self.slots[name].is_table = is_table
+        self._use_tables(decided)
+        self.warn_of_tables()
+
+    def _use_tables(self, decided):
+        if self.tables.decide(decided):
+            self.scheduler.use(self.tables.fingerprint)
+
+    def _is_on_gpu(self, name):
+        """Return whether the gradient of a parameter is encoded on a GPU."""
+        return False
 
     def warn_of_tables(self):
-        """Warn once about the embedding tables among the gradients of a step."""
-        tables, self._tables = self._tables, []
-        if tables:
-            self._warn_once("tables", embedding_tables.warning(tables, self.compressor))
+        """Warn once about the embedding tables that are delayed."""
+        delayed = self.tables.delayed()
+        if delayed:
+            self._warn_once("tables", embedding_tables.warning(delayed, self.compressor))
 
     def look_for_discarded(self, slot, parameters):
         """Warn once if the program has discarded the last gradient of a parameter.
@@ -124,7 +161,7 @@ class TorchAdapter(BaseAdapter):
             parameters.discards = discards.Discards(
                 one for name, one in self.slots.items() if policies[name].delays
             )
-        if parameters.discards.found_in(slot):
+        if parameters.discards.found_in(slot) and slot.policy.delays:
             self._warn_once("discarded", discards.warning(slot))
 
     def warn_of_non_finite(self, name):

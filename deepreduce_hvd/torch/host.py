@@ -30,7 +30,7 @@ class HostMember(BucketMember):
             )
         # NumPy has no bfloat16: pass the bits as int16
         bits = gradient.view(torch.int16) if gradient.dtype == torch.bfloat16 else gradient
-        state = tuple(part.numpy() for part in slot.state)
+        state = tuple(part.numpy() for part in slot.encoder_state)
         super().__init__(
             slot.name, bits.numpy(), state, slot.key, dtype, slot.threshold.numpy(), held
         )
@@ -47,7 +47,7 @@ class HostMember(BucketMember):
             )
         else:
             slot.payload = encode_flat(
-                codec, bucket.memory, self._gradient, slot.state, slot.threshold,
+                codec, bucket.memory, self._gradient, slot.encoder_state, slot.threshold,
                 bucket.seed, self._step, slot.key, bucket.rank,
             )  # fmt: skip
         return slot.payload.numpy()

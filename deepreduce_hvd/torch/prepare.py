@@ -109,13 +109,12 @@ class _Prepared(_Optimizer):
         if _is_wrapped(self):
             return copied
         preparation = copy.copy(self.preparation)
-        policies, slots = {}, {}
+        slots = {}
         for group, copies in zip(self.param_groups, copied.param_groups):
             for parameter, own in zip(group["params"], copies["params"]):
                 if parameter in self.slots:
-                    policies[own] = self.preparation.policy_of(parameter)
                     slots[own] = self.slots[parameter]
-        preparation.policy_of = policies.get
+        preparation.policy_of = _policy_of(preparation.compressor, slots)
         copied.__class__ = _prepared_class(self.original_class, preparation, slots)
         return copied
 
@@ -236,10 +235,24 @@ def _is_wrapped(optimizer):
     return hasattr(optimizer, "_allreduce_delay")
 
 
-def _policies(compressor):
-    """Return {parameter: its policy}."""
-    slots = compressor.adapter.slots
-    return {slot.parameter: compressor.policies[name] for name, slot in slots.items()}
+def _policy_of(compressor, slots):
+    """Return a function of a parameter that returns its policy, which may change; else None.
+
+    Args:
+        compressor: the compressor.
+        slots: {parameter: slot}.
+    """
+
+    def policy_of(parameter):
+        slot = slots.get(parameter)
+        return None if slot is None else compressor.policies[slot.name]
+
+    return policy_of
+
+
+def _slots(compressor):
+    """Return {parameter: slot}."""
+    return {slot.parameter: slot for slot in compressor.adapter.slots.values()}
 
 
 def momentum_warning(optimizer, compressor, when="before hvd.DistributedOptimizer"):
@@ -252,10 +265,10 @@ def momentum_warning(optimizer, compressor, when="before hvd.DistributedOptimize
     """
     prepared = optimizer.preparation.compresses if is_prepared(optimizer) else lambda _: False
     groups = [group for group in optimizer.param_groups if momentum_of(group)]
-    policies = _policies(compressor) if groups else {}
+    policy_of = _policy_of(compressor, _slots(compressor) if groups else {})
     for group in groups:
         for parameter in group["params"]:
-            policy = policies.get(parameter) if parameter.requires_grad else None
+            policy = policy_of(parameter) if parameter.requires_grad else None
             if policy is not None and policy.delays and not prepared(parameter):
                 name, momentum = _setting_of(group), momentum_of(group)
                 instead = None if _refusal_of(optimizer) is None else f"set {name} to 0 for them"
@@ -338,11 +351,11 @@ def prepare(optimizer, compressor):
     if refusal is not None:
         raise InvalidArgumentError(f"prepare: {refusal}")
     original = type(optimizer)
-    policies = _policies(compressor)
-    slots = {slot.parameter: slot for slot in compressor.adapter.slots.values()}
+    slots = _slots(compressor)
+    policy_of = _policy_of(compressor, slots)
     preparation = Preparation(
         compressor,
-        policies.get,
+        policy_of,
         normalizes=issubclass(original, torch.optim.RMSprop),
         decouples=issubclass(original, torch.optim.AdamW),
     )
@@ -355,7 +368,7 @@ def prepare(optimizer, compressor):
                 _factors(
                     preparation,
                     momentum_in_use(
-                        compressor.adapter, slots[parameter], policies[parameter].memory
+                        compressor.adapter, slots[parameter], policy_of(parameter).memory
                     ),
                     group,
                 )

@@ -34,6 +34,8 @@ class Slot:
         self.loss_scale = None
         #: whether its gradients are averaged or summed, one of ``wire.REDUCTIONS``
         self.reduction = None
+        #: whether the ranks have found it to be an embedding table; None if that is not known
+        self.is_table = None
         #: whether the memory may be nonzero
         self.remembers = False
         #: On a GPU, whether the last step emptied the memory: a flag that is on its way to the
@@ -101,6 +103,30 @@ class Slot:
                 part.mul_(scale / self.loss_scale)
         self.loss_scale = scale
 
+    @property
+    def encoder_state(self):
+        """The state that the encoder reads and writes.
+
+        It is empty for an embedding table, whose memory is that of the steps before it was found.
+        """
+        return self.state if self.policy.memory.state else ()
+
+    def before_encoding(self, gradient, made, loss_scale):
+        """Return what to encode for a gradient, and prepare the memory for this step.
+
+        A residual that the encoder does not use is added to the gradient.
+
+        Args:
+            gradient, made, loss_scale: as for :meth:`with_memory`.
+        """
+        if self.state and not self.encoder_state:
+            dtype = torch.promote_types(gradient.dtype, torch.float32)
+            whole = gradient.to(dtype) if self.remembers else gradient
+            return self.with_memory(whole, made, loss_scale, 1, dtype, divides=False)
+        self.follow_loss_scale(loss_scale)
+        self.back_up()
+        return gradient
+
     def back_up(self):
         """Note that this step changes the memory, and keep a copy if steps can become void."""
         kept_before = self.changes and self.continues
@@ -129,7 +155,7 @@ class Slot:
         self.payload = None
 
     def with_memory(self, gradient, made, loss_scale, size, dtype, divides):
-        """Return what to send for a gradient that is sent uncompressed.
+        """Return what to send for a gradient whose encoder, if any, does not use the memory.
 
         The residual is added, as long as there may be one. It keeps what the message cannot carry:
         what float16 rounds, and what would exceed its range in the sum over all ranks. So as
@@ -160,7 +186,7 @@ class Slot:
         self.move_to(gradient.device)
         under_way = self._emptied
         self.back_up()
-        (residual,) = self.state  # only Residual, see planning/layout.py
+        (residual,) = self.state  # only Residual, see planning/layout.py and table_candidates
         sent, empty = add_residual(gradient, residual, dtype, size, divides)
         if not isinstance(empty, torch.Tensor):
             self.remembers = not empty

@@ -32,6 +32,7 @@ from ddp_tools import (
 from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.planning.policies import rows_codec
 
 
 def train(steps, *, network=None, codec=CODEC, memory=None, branch=None, ddp=None, **options):
@@ -316,9 +317,9 @@ def scenario_random_programs(directory):
         ddp_random.run(seed)
 
 
-def scenario_an_embedding_table_is_named_in_a_warning(directory):
+def scenario_an_embedding_table_gets_the_codec_rows_or_is_named(directory):
     network = torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300))
-    for codec, tables in ((None, 1), ({"0.*": "rows"}, 0)):
+    for codec, tables in ((None, 0), (dr.recommended_codec(), 1), ({"0.*": "rows"}, 0)):
         model = DistributedDataParallel(network)
         compressor = dr.Compressor(codec, parameters=network.named_parameters())
         compressor.register(model)
@@ -334,6 +335,9 @@ def scenario_an_embedding_table_is_named_in_a_warning(directory):
         assert_equal_everywhere(
             [(name, one.grad) for name, one in network.named_parameters()], "a table"
         )
+        policies = compressor.policies
+        assert (policies["0.weight"].codec == rows_codec()) == (tables == 0), policies
+        assert policies["1.weight"].codec == dr.recommended_codec(), policies
         compressor.close()
 
 

@@ -1,12 +1,15 @@
-"""Embedding tables: the codec "rows", and the warning about tables with another codec."""
+"""Embedding tables: those with the default codec get "rows"; a warning names the others."""
 
+import copy
 import random
 import warnings
 
 import horovod.torch as hvd
 import numpy as np
 import torch
+from scenario_runner import refused
 from torch_tools import assert_equal_everywhere
+from virtual_ranks import VirtualRanks
 
 import deepreduce_hvd as dr
 
@@ -44,25 +47,243 @@ def _warnings_of(network, compressor, steps, **options):
     return [str(one.message) for one in caught if "embedding table" in str(one.message)]
 
 
+def _used_rows(draw, tables):
+    """Return {rank: rows of each table} of one step; all ranks draw the same ones."""
+    counts = [draw.choice((0, 1, 7, 99, 100, 400)) for _ in range(tables)]
+    return {
+        rank: [
+            np.array(draw.sample(range(_ROWS), count if draw.random() < 0.8 else 0), np.int64)
+            for count in counts
+        ]
+        for rank in range(hvd.size())
+    }
+
+
+def _decided_at(programs, table):
+    """Return the step at whose end a table is known as a table, or as another layer.
+
+    Args:
+        programs: for each step, {rank: rows of each table}.
+        table: number of the table.
+
+    Returns:
+        (number of the step, from 1; whether it is a table), or None if it stays unknown.
+    """
+    first = {}
+    for number, step in enumerate(programs, 1):
+        for rank, used in step.items():
+            if len(used[table]):
+                first.setdefault(rank, len(used[table]))
+        if first and number in (1, 2, 4, 8):
+            return number, all(count < 100 for count in first.values())
+    return None
+
+
+def scenario_tables_get_the_codec_rows(directory):
+    """Random programs: when tables are found, what is sent then, and that nothing is lost."""
+    draw, found = random.Random(3), 0
+    for seed in range(12):
+        programs = [_used_rows(draw, 3) for _ in range(5)]
+        decided = [_decided_at(programs, number) for number in range(3)]
+        network = _Model(3)
+        compressor = dr.Compressor(parameters=network.named_parameters(), seed=seed)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(network.parameters(), lr=1e-6),
+            named_parameters=network.named_parameters(), compression=compressor,
+        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for number, step in enumerate(programs, 1):
+                kept = compressor.state_dict()["parameters"]
+                known = dict(compressor.policies)
+                reference = copy.deepcopy(network)
+                rows = [torch.from_numpy(one) for one in step[hvd.rank()]]
+                optimizer.zero_grad()
+                reference(rows).backward()
+                network(rows).backward()
+                optimizer.step()
+                for place in range(3):
+                    name = f"table.{place}.weight"
+                    is_known = decided[place] is not None and number > decided[place][0]
+                    is_table = is_known and decided[place][1]
+                    assert isinstance(known[name].codec.sparsifier, dr.Threshold) == is_table
+                    assert not any("layer" in one for one in compressor.adapter.tables.notes())
+                    if not is_table:
+                        continue
+                    found += 1
+                    own = reference.table[place].weight.grad.numpy().ravel()
+                    total = own + kept[name]["memory"]["residual"].numpy().ravel()
+                    sent = dr.decode(known[name].codec.encode(total))
+                    mean = hvd.allreduce(torch.from_numpy(sent), name=f"{seed}.{number}.{place}")
+                    torch.testing.assert_close(
+                        network.table[place].weight.grad.ravel(), mean, rtol=1e-5, atol=1e-9
+                    )
+                    left = compressor.state_dict()["parameters"][name]["memory"]["residual"]
+                    assert not left.any(), (seed, number, name)
+                assert_equal_everywhere(network.named_parameters(), f"tables {seed} {number}")
+        compressor.close()
+    assert found > 20, found
+
+
+def scenario_tables_keep_the_momentum_of_a_prepared_optimizer(directory):
+    """They are found before the first step of the optimizer. All other layers have no momentum."""
+    SGD, Adam, RMSprop = torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop
+    for make, without in (
+        (lambda own: SGD(own, 0.01, momentum=0.9), {"momentum": 0, "lr": 0.1}),
+        (lambda own: Adam(own, 0.01), {"betas": (0, 0.999)}),
+        (lambda own: RMSprop(own, 0.01, momentum=0.5), {"momentum": 0, "lr": 0.02}),
+    ):
+        network = _Model(1)
+        reference = copy.deepcopy(network)
+        own, other = reference.table[0].weight, reference.layer.weight
+        expected = [make([own]), make([other])]
+        expected[1].param_groups[0].update(without)
+        compressor = dr.Compressor(parameters=network.named_parameters())
+        optimizer = hvd.DistributedOptimizer(
+            dr.prepare(make(network.parameters()), compressor),
+            named_parameters=network.named_parameters(), compression=compressor,
+        )  # fmt: skip
+        for step in range(4):
+            optimizer.zero_grad()
+            network([torch.arange(step, step + 9) + hvd.rank()]).backward()
+            optimizer.step()
+            own.grad, other.grad = network.table[0].weight.grad, network.layer.weight.grad
+            for one in expected:
+                one.step()
+            torch.testing.assert_close(network.table[0].weight, own, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(network.layer.weight, other, rtol=1e-5, atol=1e-7)
+
+
+def scenario_a_table_of_an_optimizer_whose_results_come_last_elsewhere(directory):
+    """Ranks request the results of two optimizers in other orders, and find tables of both."""
+    networks = [_Model(1), _Model(1)]
+    named = [
+        (f"{number}.{name}", parameter)
+        for number, network in enumerate(networks)
+        for name, parameter in network.named_parameters()
+    ]
+    compressor = dr.Compressor(parameters=named)
+    optimizers = [
+        hvd.DistributedOptimizer(
+            dr.prepare(torch.optim.SGD(network.parameters(), 1e-3, momentum=0.9), compressor),
+            named_parameters=[pair for pair in named if pair[0].startswith(f"{number}.")],
+            compression=compressor,
+        )
+        for number, network in enumerate(networks)
+    ]
+    order = [0, 1] if hvd.rank() % 2 else [1, 0]
+    for step in range(3):
+        for number in (0, 1):
+            optimizers[number].zero_grad()
+            networks[number]([torch.arange(step, step + 5) + hvd.rank()]).backward()
+        for number in order:
+            optimizers[number].step()
+        assert_equal_everywhere(named, f"two optimizers with tables {step}")
+    tables = {name for name, one in compressor.policies.items() if one.memory == dr.NoMemory()}
+    assert {"0.table.0.weight", "1.table.0.weight"} <= tables, tables
+
+
+def scenario_a_loaded_state_knows_the_tables(directory):
+    """Training goes on bit for bit, also where the next gradient looks otherwise."""
+
+    def distributed(network, compressor):
+        return hvd.DistributedOptimizer(
+            dr.prepare(torch.optim.Adam(network.parameters(), 0.01), compressor),
+            named_parameters=network.named_parameters(), compression=compressor,
+        )  # fmt: skip
+
+    def train(network, optimizer, numbers):
+        for step in numbers:
+            optimizer.zero_grad()
+            # the second "table" uses few rows only after the state was saved
+            used = [step, step + 9 + 300 * (step > 2)], [step, step + 9 + 300 * (step < 3)]
+            network([torch.arange(*one) + hvd.rank() for one in used]).backward()
+            optimizer.step()
+
+    network = _Model(2)
+    compressor = dr.Compressor(parameters=network.named_parameters())
+    optimizer = distributed(network, compressor)
+    train(network, optimizer, range(3))
+    resumed, state = _Model(2), compressor.state_dict()
+    resumed.load_state_dict(network.state_dict())
+    entries = state["parameters"]
+    known = [entries[f"table.{number}.weight"]["is_table"] for number in range(2)]
+    assert known == [True, False] and entries["layer.weight"]["is_table"] is False
+    other = dr.Compressor(parameters=resumed.named_parameters())
+    other.load_state_dict(state)
+    policies = {name: repr(one) for name, one in compressor.policies.items()}
+    assert {name: repr(one) for name, one in other.policies.items()} == policies
+    again = distributed(resumed, other)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(network, optimizer, range(3, 7))
+    train(resumed, again, range(3, 7))
+    for (name, one), own in zip(network.named_parameters(), resumed.parameters()):
+        assert torch.equal(one, own), name
+    fresh = _Model(2)
+    alone = dr.Compressor(parameters=fresh.named_parameters())
+    if hvd.rank() == 0:
+        alone.load_state_dict(state)
+        for slot in alone.adapter.slots.values():
+            slot.set_steps(0)
+    fresh([torch.arange(9)] * 2).backward()
+    with refused("embedding tables"):
+        hvd.allreduce(fresh.layer.weight.grad, compression=alone)
+
+
+def scenario_virtual_ranks_find_the_same_tables(directory):
+    """The accuracy laboratory's default gets what a compressor's default gets, bit for bit."""
+    network = _Model(2)
+    named = dict(network.named_parameters())
+    shapes = {name: one.numel() for name, one in named.items()}
+    codecs = {name: dr.recommended_codec(one.shape) for name, one in named.items()}
+    columns = {name: one.shape[1] for name, one in named.items() if one.dim() == 2}
+    ranks = VirtualRanks(hvd.size(), shapes, codecs, dense_below=32, columns=columns)
+    compressor = dr.Compressor(parameters=network.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(network.parameters(), lr=1e-4),
+        named_parameters=network.named_parameters(), compression=compressor,
+    )  # fmt: skip
+    for step in range(4):
+        gradients = []
+        for rank in range(hvd.size()):
+            copied = copy.deepcopy(network)
+            copied([torch.arange(step, step + 30 + rank), torch.arange(300)]).backward()
+            gradients.append(
+                {name: one.grad.reshape(-1).numpy() for name, one in copied.named_parameters()}
+            )
+        expected = ranks.mean(gradients)
+        optimizer.zero_grad()
+        network([torch.arange(step, step + 30 + hvd.rank()), torch.arange(300)]).backward()
+        optimizer.step()
+        for name, parameter in named.items():
+            got = parameter.grad.reshape(-1).numpy()
+            np.testing.assert_array_equal(got, expected[name], err_msg=f"{name} in step {step}")
+    assert [name for name, one in ranks.memories.items() if one == dr.NoMemory()] == [
+        "table.0.weight"
+    ]
+
+
 def scenario_tables_are_named_in_one_warning(directory):
-    """These are tables of which the first batch uses less than a quarter of the rows."""
-    draw = random.Random(3)
+    """With a codec that the user gave, they stay as they are."""
+    draw = random.Random(4)
     for _ in range(6):
         used = [draw.choice((1, 7, 99, 100, 400)) for _ in range(3)]
         steps = [[np.arange(count) for count in used]] * 3
         network = _Model(len(used))
-        said = _warnings_of(network, dr.Compressor(parameters=network.named_parameters()), steps)
+        compressor = dr.Compressor(dr.recommended_codec(), parameters=network.named_parameters())
+        said = _warnings_of(network, compressor, steps)
         tables = [number for number, count in enumerate(used) if count < 100]
         assert len(said) == bool(tables), (used, said)
         for number in range(3) if tables else ():
             assert (f'"table.{number}.weight": "rows"' in said[0]) == (number in tables), said
         assert not any("layer" in text for text in said)
+        assert compressor.policies["table.0.weight"].codec == dr.recommended_codec()
 
 
 def scenario_a_table_without_rows_is_looked_at_later(directory):
     network = _Model(1)
     nothing, some = np.arange(0), np.arange(9)
-    compressor = dr.Compressor(parameters=network.named_parameters())
+    compressor = dr.Compressor(dr.recommended_codec(), parameters=network.named_parameters())
     said = _warnings_of(network, compressor, [[nothing], [nothing], [some]])
     assert len(said) == 1, said
 
@@ -83,6 +304,7 @@ def scenario_tables_that_are_not_delayed_need_no_warning(directory):
     for codec, memory in (
         ("rows", None),
         ("dense", None),
+        (None, None),
         (None, dr.NoMemory()),
         (dr.Codec(dr.NoneSparsifier()), None),
         (dr.Codec(dr.Threshold(0), index=dr.RLE()), None),
@@ -113,4 +335,4 @@ def scenario_rows_get_what_the_codec_decodes_to(directory):
         torch.testing.assert_close(table.weight.grad, expected[number], rtol=1e-6, atol=0)
         name = f"table.{number}.weight"
         assert rows[name]["sent_values"] == _COLUMNS * len(set(used[number].tolist()))
-        assert "residual" not in state[name], state[name]
+        assert not state[name]["memory"], state[name]

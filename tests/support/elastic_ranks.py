@@ -24,7 +24,7 @@ class Slot:
         self.shape = () if size is None else (size,)
         self.state_names = () if size is None else ("residual",)
         self.steps = 0
-        self.loss_scale = self.reduction = None
+        self.loss_scale = self.reduction = self.is_table = None
         self.residual = None if size is None else np.zeros(size, dtype=np.float32)
 
     def memory(self):

@@ -243,7 +243,7 @@ class DevicePath(BaseDevicePath):
         if names not in self._encodings:
             self._encodings[names] = torch.classes.deepreduce.BucketEncodings(list(names))
         slots = [member.slot for member in members]
-        residuals, velocities = zip(*[residual_and_velocity(slot.state) for slot in slots])
+        residuals, velocities = zip(*[residual_and_velocity(slot.encoder_state) for slot in slots])
         return operators.checked(
             self._encodings[names].start,
             [member.on_device for member in members], list(residuals), list(velocities),

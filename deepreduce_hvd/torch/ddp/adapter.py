@@ -139,6 +139,8 @@ class DdpAdapter(DistributedAdapter):
         model: the DDP model. All ranks of its process group create the adapter together.
     """
 
+    changes_tables = True
+
     def __init__(self, compressor, slots, model):
         transport = DistributedTransport(*ranks_and_timeout(model.process_group))
         self.device_path = _device_path(compressor, transport)
@@ -186,6 +188,9 @@ class DdpAdapter(DistributedAdapter):
         if len(devices) != 1 or not all(map(self.device_path.takes, trained)):
             return None
         return devices.pop() if self._has_nccl else None
+
+    def _is_on_gpu(self, name):
+        return self.device_path.takes(self.slots[name].parameter)
 
     def _join_streams(self):
         for streams in self._streams.values():
@@ -263,6 +268,7 @@ class DdpAdapter(DistributedAdapter):
         error = backward_pass.end()
         if error is not None:
             raise error
+        self.agree_on_tables()
         self.scheduler.step_ends(self.transport, self.slots)
 
 

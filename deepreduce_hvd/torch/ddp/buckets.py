@@ -133,17 +133,16 @@ class BucketJob:
         # zeros that backward did not make: the parameter was not used in this step, or this rank
         # has no more batches
         held = not made and not bool(gradient.any())
-        member = self._member(slot, gradient, held)
+        member = self._member(slot, gradient, made, held)
         way = self._adapter.ways[slot.name]
         self._compressed.setdefault(way, []).append((slot, gradient, member))
 
-    def _member(self, slot, gradient, held):
+    def _member(self, slot, gradient, made, held):
         """Return the bucket member of a gradient, or one that failed."""
         slot.payload = None
         try:
-            slot.follow_loss_scale(self._pass.loss_scale)
-            slot.back_up()
-            return self._new_member(slot, gradient, held)
+            encoded = slot.before_encoding(gradient, made, self._pass.loss_scale)
+            return self._new_member(slot, encoded, held)
         # catch all errors: the other ranks must get a notice instead of waiting
         except Exception as error:
             return BucketMember.failed(slot.name, gradient.numel(), error)
