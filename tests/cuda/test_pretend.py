@@ -81,8 +81,8 @@ def test_a_bucket_is_read_at_once_and_failures_reach_both_ranks(folder):
     assert done.returncode == 0 and done.stdout.count("as expected") == 2, done.stdout[-5000:]
 
 
-@pytest.mark.parametrize("script", ["groups.py", "steps.py"])
-def test_steps_and_groups(folder, script):
+@pytest.mark.parametrize("script", ["groups.py", "steps.py", "tables.py"])
+def test_steps_groups_and_tables(folder, script):
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
     done = on_two_ranks(folder, HERE / "pretend" / script)

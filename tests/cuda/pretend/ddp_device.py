@@ -24,6 +24,7 @@ from ddp_training import (
     ran,
     replaced,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.torch import ops as operators
@@ -298,6 +299,40 @@ def scenario_gradients_accumulate():
         gradients = {name: [one.grad.cpu()] for name, one in network.named_parameters()}
         found.append([gradients, memories_of(compressor)])
     expect_same(*found, "accumulated")
+
+
+class _TableAndLayer(torch.nn.Module):
+    """Two matrices; a step uses few rows of the first one, with the gradients that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer = (torch.nn.Parameter(torch.zeros(400, 8)) for _ in range(2))
+
+    def forward(self, rows, numbers):
+        return (self.table[rows] * numbers[0, rows]).sum() + (self.layer * numbers[1]).sum()
+
+
+def scenario_tables_get_the_results_of_the_host():
+    for way in ways():
+        found = []
+        for device, index in (("cuda:0", dr.Rice()), ("cpu", dr.RLE())):
+            network = _TableAndLayer().to(device)
+            model = DistributedDataParallel(network)
+            compressor = dr.Compressor(parameters=network.named_parameters())
+            seen = []
+            with way if device != "cpu" else contextlib.nullcontext():
+                compressor.register(model)
+                for step in range(4):
+                    random_numbers = torch.Generator().manual_seed(100 * step + RANK)
+                    numbers = torch.randn(2, 400, 8, generator=random_numbers)
+                    rows = torch.randint(400, (30,), generator=random_numbers)
+                    network.zero_grad()
+                    model(rows.to(device), numbers.to(device)).backward()
+                    gradients = {name: [one.grad.cpu()] for name, one in network.named_parameters()}
+                    seen += [gradients, memories_of(compressor)]
+            assert compressor.policies["table"].codec.index == index, device
+            found.append(seen)
+        expect_same(*found, "tables")
 
 
 def _step(model):
