@@ -50,14 +50,14 @@ class Compressor:
         codec: how a gradient becomes a payload, a :class:`Codec`; or ``"dense"``, uncompressed
             through Horovod's own allreduce; or ``"fp16"``, the same converted to float16; or
             ``"rows"``, for embedding tables: all non-zero elements, in 4 bits each
-                        (docs/accuracy.md). Default: that of :func:`recommended_codec` for the parameter's
+            (docs/accuracy.md). Default: that of :func:`recommended_codec` for the parameter's
             shape; on PyTorch with Horovod or DDP, ``"rows"`` for embedding tables, which the
-            gradients of the first step show. To treat parameters differently, give an ordered mapping of name patterns to
-            these, such as ``{"embed*": "rows", "*.bias": "fp16"}``: the first pattern that matches
-            counts, ``*`` and ``?`` are wildcards, and parameters that no pattern matches get the
-            default. Or give a function of (name, shape) that returns one of these, or None for the
-            default.
-                memory: the error feedback, which keeps what a payload leaves out; a :class:`Memory`, or a
+            gradients of the first step show. To treat parameters differently, give an ordered
+            mapping of name patterns to these, such as ``{"embed*": "rows", "*.bias": "fp16"}``: the
+            first pattern that matches counts, ``*`` and ``?`` are wildcards, and parameters that no
+            pattern matches get the default. Or give a function of (name, shape) that returns one of
+            these, or None for the default.
+        memory: the error feedback, which keeps what a payload leaves out; a :class:`Memory`, or a
             mapping or a function as for ``codec``. Default: :class:`NoMemory` where the codec is
             ``"rows"``, and otherwise :class:`Residual`.
         communicator: how the payloads of all ranks become a sum. Default: :class:`Allgather`.
@@ -292,7 +292,7 @@ class Compressor:
         backends.registration().register(self, model, mesh)
 
     def state_dict(self) -> dict[str, Any]:
-                """Return the residuals, the step counters and the embedding tables of this rank.
+        """Return the residuals, the step counters and the embedding tables of this rank.
 
         Save one state per rank. Training that resumes from it continues bit for bit, but
         ``schedule="auto"`` chooses a plan again; :attr:`plan` can be saved too.
@@ -333,7 +333,8 @@ class Compressor:
                 - Entries are missing, unknown or invalid.
                 - A memory has the wrong shape or dtype, or contains NaN or Inf.
                 - A memory is in units of a loss scale and this compressor has none, or the reverse.
-                                - Steps, loss scales, reductions or embedding tables differ between the ranks' states.
+                - Steps, loss scales, reductions or embedding tables differ between the ranks'
+                  states.
         """
         self.adapter.load_state_dict(state)
 

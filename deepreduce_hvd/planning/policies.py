@@ -44,7 +44,7 @@ def recommended_codec(shape: _Shape | None = None) -> Codec:
 
     For large tensors, it sends the 1 % of elements of largest magnitude. In the first 50 steps the
     ratio falls from 25 % to 1 %. From then on, each sent element takes about 9 bits. For tensors
-        with fewer than 1,024 elements, it sends all elements in 4 bits each, without delay. (A
+    with fewer than 1,024 elements, it sends all elements in 4 bits each, without delay. (A
     compressor sends tensors with fewer than 32 elements uncompressed, and embedding tables by their
     rows.) docs/accuracy.md gives the measurements behind this choice.
 
