@@ -263,6 +263,7 @@ class DdpAdapter(DistributedAdapter):
         engine = torch.autograd.Variable._execution_engine
         engine.queue_callback(functools.partial(self._end_backward, backward_pass))
 
+    @torch._disable_dynamo  # which would trace it in a training step that is compiled as a whole
     def _end_backward(self, backward_pass):
         """Wait for all results; raise the error of the first bucket that failed."""
         error = backward_pass.end()
