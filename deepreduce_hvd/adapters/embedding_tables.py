@@ -52,15 +52,14 @@ class TableSearch:
 
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
-        changes: whether tables get the codec "rows".
         is_on_gpu: function of a parameter's name that returns whether a GPU encodes its gradient.
     """
 
-    def __init__(self, compressor: Any, changes: bool, is_on_gpu: Callable[[str], bool]) -> None:
+    def __init__(self, compressor: Any, is_on_gpu: Callable[[str], bool]) -> None:
         self._compressor = compressor
         self._is_on_gpu = is_on_gpu
         self._before = compressor.policies
-        self._candidates = sorted(compressor.table_candidates) if changes else []
+        self._candidates = sorted(compressor.table_candidates)
         self._decided: dict[str, bool] = {}  # name -> whether it is a table
         self.forget()
 

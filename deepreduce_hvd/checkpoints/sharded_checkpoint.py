@@ -199,7 +199,7 @@ def _joined_parameter(name, slot, parts, dim, ranks):
     ``dim`` is the dimension along which it was divided when it was saved. Only what merging needs
     is checked here. :func:`deepreduce_hvd.checkpoints.checkpoint.load` checks everything else.
     """
-    # states from before the first step do not know the reduction; is_table is never known
+    # states from before the first step do not know the reduction
     known = [part["reduction"] for part in parts if part.get("reduction") is not None]
     for what in ("steps", "loss_scale", "reduction"):
         values = known if what == "reduction" else [part.get(what) for part in parts]
@@ -233,4 +233,15 @@ def _joined_parameter(name, slot, parts, dim, ranks):
         whole = np.concatenate(arrays, axis=dim)
         start, stop = bounds(shape[slot.dim], ranks.rank, ranks.size)
         memory[kind] = whole.take(range(start, stop), axis=slot.dim).reshape(-1)
-    return {**parts[0], "reduction": known[0] if known else None, "memory": memory}
+    reduction = known[0] if known else None
+    merged = {"reduction": reduction, "is_table": _is_table(parts), "memory": memory}
+    return {**parts[0], **merged}
+
+
+def _is_table(parts):
+    """Return what all shards say that know whether a parameter is an embedding table.
+
+    Return None if none of them knows it, or if they do not agree: the job finds out again.
+    """
+    known = [part["is_table"] for part in parts if part.get("is_table") is not None]
+    return known[0] if known and all(one == known[0] for one in known) else None

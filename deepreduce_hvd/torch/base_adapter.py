@@ -29,10 +29,7 @@ class TorchAdapter(BaseAdapter):
         scheduler: the :class:`~deepreduce_hvd.planning.scheduler.Scheduler`.
         layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the steps from now on.
         tables: the :class:`~deepreduce_hvd.adapters.embedding_tables.TableSearch`.
-        changes_tables: whether the ranks agree on embedding tables, and then send their rows.
     """
-
-    changes_tables = True
 
     def __init__(self, compressor, transport, buckets=lambda: None, on_host=False):
         super().__init__(compressor, transport)
@@ -40,7 +37,7 @@ class TorchAdapter(BaseAdapter):
         self.scheduler = Scheduler(compressor, self.times, time_fp16, buckets, on_host)
         self.layout = self.scheduler.layout
         self._warned = set()
-        self.tables = embedding_tables.TableSearch(compressor, self.changes_tables, self._is_on_gpu)
+        self.tables = embedding_tables.TableSearch(compressor, self._is_on_gpu)
         self.warn_of_plan()
         if WHY_NO_OPERATORS is not None:
             self._warn_once(
@@ -75,6 +72,9 @@ class TorchAdapter(BaseAdapter):
     def load_state_dict(self, state):
         """Check a state, or the list of all ranks' states, and load it, with its tables."""
         super().load_state_dict(state)
+        self._follow_loaded_tables()
+
+    def _follow_loaded_tables(self):
         if self.tables.forget():
             self.scheduler.use(self.compressor.fingerprint)
         known = {name: slot.is_table for name, slot in self.slots.items()}

@@ -18,6 +18,7 @@ from fsdp_tools import meshes
 from torch.distributed.fsdp import fully_shard
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.planning.policies import rows_codec
 
 
 def scenario_random_programs(directory):
@@ -38,10 +39,11 @@ def scenario_skipped_steps_of_several_passes_lose_nothing(directory):
     assert skipped
 
 
-def scenario_an_embedding_table_is_named_where_its_rows_are(directory):
+def scenario_an_embedding_table_gets_the_codec_rows_or_is_named_where_its_rows_are(directory):
     """A rank looks at its own shard, here 150 of 300 rows. No batch uses rows of the second."""
     mesh = meshes(2)
-    for codec, tables in ((None, 1 - mesh.get_local_rank("ranks")), ({"0.*": "rows"}, 0)):
+    first = mesh.get_local_rank("ranks") == 0
+    for codec in (None, dr.recommended_codec(), {"0.*": "rows"}):
         network = torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300))
         fully_shard(network, mesh=mesh["ranks"])
         compressor = dr.Compressor(codec, parameters=network.named_parameters())
@@ -53,8 +55,27 @@ def scenario_an_embedding_table_is_named_where_its_rows_are(directory):
                 network(torch.arange(9) + dist.get_rank()).pow(2).sum().backward()
             compressor.state_dict()
         said = [str(one.message) for one in caught if "embedding table" in str(one.message)]
-        assert len(said) == tables, (codec, said)
+        assert len(said) == (first and isinstance(codec, dr.Codec)), (codec, said)
         assert all('Compressor({"0.weight": "rows"}' in text for text in said), said
+        policies, saved = compressor.policies, compressor.state_dict()["parameters"]
+        rows = (codec is None and first) or isinstance(codec, dict)
+        assert (policies["0.weight"].codec == rows_codec()) == rows, policies
+        assert policies["1.weight"].codec == dr.recommended_codec(), policies
+        if codec is None:
+            assert saved["0.weight"]["is_table"] is (True if first else None)
+            assert saved["1.weight"]["is_table"] is False
+            if first:
+                assert not saved["0.weight"]["memory"]["residual"].any()
+            states: list = [None] * dist.get_world_size()
+            dist.all_gather_object(states, compressor.state_dict())
+            compressor.load_state_dict(states)  # then both shards know what one has seen
+            assert compressor.policies["0.weight"].codec == rows_codec()
+            network(torch.arange(140, 160) + dist.get_rank()).pow(2).sum().backward()
+            del states[2:]  # of one host
+            states[1]["parameters"]["0.weight"]["is_table"] = False
+            states[1]["size"] = states[0]["size"] = 1
+            compressor.load_state_dict(states)  # the shards do not agree
+            assert compressor.policies["0.weight"].codec == dr.recommended_codec()
         compressor.close()
 
 

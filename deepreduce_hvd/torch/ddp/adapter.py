@@ -139,8 +139,6 @@ class DdpAdapter(DistributedAdapter):
         model: the DDP model. All ranks of its process group create the adapter together.
     """
 
-    changes_tables = True
-
     def __init__(self, compressor, slots, model):
         transport = DistributedTransport(*ranks_and_timeout(model.process_group))
         self.device_path = _device_path(compressor, transport)

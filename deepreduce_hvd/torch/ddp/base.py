@@ -59,7 +59,6 @@ class DistributedAdapter(TorchAdapter):
             does not use; equal on all ranks.
     """
 
-    changes_tables = False
     may_leave_unused = False
     compresses_alone = False
 

@@ -167,7 +167,7 @@ class _InHost:
 
 
 #: settings that differ between the shards of a host
-_OF_A_SHARD = ("shard", "parameters")
+_OF_A_SHARD = ("shard", "parameters", "embedding tables")
 
 
 class FsdpAdapter(DistributedAdapter):
@@ -206,6 +206,7 @@ class FsdpAdapter(DistributedAdapter):
     def framework_settings(self):
         """Return how fully_shard was called, which must be equal on all hosts."""
         return [
+            *super().framework_settings(),
             Setting("shard", f"{self.ranks.rank} of {self.ranks.size}"),
             Setting(
                 "parameter groups",
@@ -261,6 +262,7 @@ class FsdpAdapter(DistributedAdapter):
                 raise
         if error is not None:
             raise error
+        self.agree_on_tables()
 
     def _tell_host(self, error):
         """Tell the other ranks of this host how the pass ended, and receive their outcomes.
@@ -316,3 +318,4 @@ class FsdpAdapter(DistributedAdapter):
             self.ranks,
             self.keeper_of,
         )
+        self._follow_loaded_tables()
