@@ -104,6 +104,7 @@ def worker(options):
     nonzero = dr.Threshold(0)
     rows = {
         "none": None,
+        "default": "default",
         "lossless: Bitmap": dr.Codec(nonzero, index=dr.Bitmap()),
         "lossless: RLE": dr.Codec(nonzero, index=dr.RLE()),
         "LloydMax 4 + RLE": dr.Codec(nonzero, index=dr.RLE(), value=dr.LloydMax(bits=4)),
@@ -118,7 +119,9 @@ def worker(options):
         started = time.perf_counter()
         model = make_model(user_count, item_count)
         chosen = hvd.Compression.none
-        if codec is not None:
+        if codec == "default":
+            chosen = dr.Compressor(parameters=model.named_parameters())
+        elif codec is not None:
             chosen = dr.Compressor(codec, memory=dr.NoMemory(), parameters=model.named_parameters())
         optimizer = hvd.DistributedOptimizer(
             torch.optim.Adagrad(model.parameters(), lr=0.05),

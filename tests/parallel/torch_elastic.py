@@ -13,6 +13,20 @@ import torch
 from torch_tools import assert_equal_everywhere, backward, distributed, model, sum_over_ranks
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.planning.policies import rows_codec
+
+
+class Network(torch.nn.Module):
+    """Layers, and an embedding table, which new ranks do not know as one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = model(outputs=elastic_worker.FEWEST_ELEMENTS)
+        self.table = torch.nn.Embedding(400, 8)
+
+    def forward(self, batch):
+        rows = (100 * batch[:, 0]).long() % 400
+        return self.layers(batch) + self.table(rows).sum(dim=1, keepdim=True)
 
 
 def expect_a_long_roll_call(compressor):
@@ -27,9 +41,9 @@ def main(directory, communicator):
     directory = pathlib.Path(directory)
     elastic_worker.announce(directory)
     hvd.init()
-    network = model(outputs=elastic_worker.FEWEST_ELEMENTS)
+    network = Network()
     # RandomK and QSGD depend on the step counter: a joining rank must get it
-    codec = dr.Codec(dr.RandomK(0.05), dr.Rice(), dr.QSGD(bits=4))
+    codec = {"layers.*": dr.Codec(dr.RandomK(0.05), dr.Rice(), dr.QSGD(bits=4))}
     optimizer, compressor = distributed(
         network, codec, compressor_options={"communicator": communicator}
     )
@@ -44,6 +58,8 @@ def main(directory, communicator):
         assert_equal_everywhere(network.named_parameters(), f"step {number + 1}")
         if isinstance(communicator, dr.Allgather):
             expect_a_long_roll_call(compressor)
+            rows = compressor.policies["table.weight"].codec == rows_codec()
+            assert rows == (hvd.size() > 1), f"step {number}: {compressor.policies}"
 
     def snapshot():
         flat = [one.detach().double().reshape(-1) for one in network.parameters()]
