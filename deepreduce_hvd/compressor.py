@@ -157,9 +157,13 @@ class Compressor:
         by_default = type(self.communicator) is Allgather and schedule is None
         # {name of a parameter: its Policy}; the adapter changes those of embedding tables
         self.policies = policies.resolve(codec, memory, shapes, dense_below, by_default)
-        # names of parameters that are embedding tables if their gradients show it
+        # the same before a gradient was seen
+        self.first_policies = self.policies
+        # names of parameters that get the codec "rows" if their gradients are those of tables
         self.table_candidates = (
-            policies.table_candidates(codec, shapes, self.policies) if by_default else frozenset()
+            policies.table_candidates(codec, memory, shapes, self.policies)
+            if by_default
+            else frozenset()
         )
         pairs = {(one.codec, one.memory) for one in self.policies.values() if not one.dense}
         single = policies.recommended_codec() if codec is None else codec

@@ -46,9 +46,14 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None, make_ran
     else:
         ranks = EstimatingRanks(size, shapes, *stages, **settings, momentum=candidate.estimates)
     optimizer = task.optimizer(model, learning_rate)
-    compressor = types.SimpleNamespace(policies=_policies(ranks, named))
+    slots = {
+        name: types.SimpleNamespace(
+            parameter=parameter, steps=1, untimed_steps=0, uncompressed_path=None, is_table=None
+        )
+        for name, parameter in named.items()
+    }
     if candidate.prepared:
-        _prepare(optimizer, compressor, named)
+        _prepare(optimizer, ranks, slots)
     total = task.total_steps
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: task.rate(step, total))
     losses = []
@@ -70,7 +75,8 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None, make_ran
             return {"metric": None, "bytes": ranks.sent_bytes / max(ranks.steps, 1), "steps": step}
         for name, summed in ranks.mean(gradients).items():
             named[name].grad.copy_(torch.from_numpy(summed).view_as(named[name]))
-        compressor.policies = _policies(ranks, named)
+        for name in ranks.tables:
+            slots[name].is_table = True
         if task.clip is not None and not candidate.clips_before:
             _clip(model, task.clip * candidate.clip_factor)
         optimizer.step()
@@ -89,28 +95,21 @@ def _clip(model, norm):
     torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
 
 
-def _policies(ranks, named):
-    """Return {parameter name: Policy}, as a compressor has them."""
+def _prepare(optimizer, ranks, slots):
+    """Prepare the optimizer as :func:`deepreduce_hvd.prepare` does for a real compressor."""
     # without compression, the settings are those for the default codec
     codecs = ranks.codecs or dict.fromkeys(ranks.large, dr.recommended_codec())
-    return {
+    policies = {
         name: Policy(CODEC, codecs[name], ranks.memories.get(name, dr.Residual()))
         if name in codecs
         else Policy(DENSE)
-        for name in named
+        for name in slots
     }
-
-
-def _prepare(optimizer, compressor, named):
-    """Prepare the optimizer as :func:`deepreduce_hvd.prepare` does for a real compressor."""
-    compressor.adapter = types.SimpleNamespace(
-        slots={
-            name: types.SimpleNamespace(
-                name=name, parameter=parameter, steps=1, untimed_steps=0, uncompressed_path=None
-            )
-            for name, parameter in named.items()
-        },
-        sends_nothing=lambda slot: False,
-        why_unused=lambda slots: None,
+    compressor = types.SimpleNamespace(
+        policies=policies,
+        first_policies=policies,
+        adapter=types.SimpleNamespace(
+            slots=slots, sends_nothing=lambda slot: False, why_unused=lambda slots: None
+        ),
     )
     return prepare.prepare(optimizer, compressor)

@@ -32,6 +32,7 @@ class VirtualRanks:
         codecs, memories: {name: codec} and {name: memory} of the tensors that are compressed.
         sent_bytes: bytes that one rank has handed to collectives so far, the mean over the ranks.
         steps: number of steps so far.
+        tables: names of the embedding tables that were found.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class VirtualRanks:
         self.sent_bytes = 0.0
         self.steps = 0
         self._columns = columns or {}
+        self.tables = []
 
     def mean(self, gradients):
         """Exchange one step's gradients.
@@ -104,6 +106,7 @@ class VirtualRanks:
             rows = self.compressed[name] // columns
             if any(used) and all(count == 0 or is_table(count, rows) for count in used):
                 self.codecs[name], self.memories[name] = rows_codec(), dr.NoMemory()
+                self.tables.append(name)
 
     def _with_memory_of_others(self, gradient, rank, name):
         """Return a gradient, plus a memory that its codec does not use, which is empty after it."""

@@ -72,6 +72,13 @@ class BaseAdapter:
         """Return the settings that only ranks of this framework compare in the handshake."""
         return []
 
+    def loaded_settings(self):
+        """Return settings of a loaded state, which ranks compare where they compare the steps."""
+        return []
+
+    def follow_tables(self):
+        """Send gradients as ``is_table`` of the slots says, after a state was loaded."""
+
     #: the :class:`~deepreduce_hvd.schedule.Plan` of the next step, or None
     plan = None
 
@@ -127,7 +134,7 @@ class BaseAdapter:
         return [
             *self.compressor.settings(self.transport),
             *self.framework_settings(),
-            *([step_counters(self.slots)] if with_steps else []),
+            *([step_counters(self.slots), *self.loaded_settings()] if with_steps else []),
         ]
 
     def stats(self):

@@ -6,15 +6,11 @@ first gradients. Tables that have the default codec get the codec "rows". For al
 """
 
 import math
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from deepreduce_hvd.communicators.base import Transport
-from deepreduce_hvd.coordination.collective_names import collective_name
-from deepreduce_hvd.coordination.roll_call import REPEATED
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning.policies import ROWS, Policy, rows_codec
 from deepreduce_hvd.schedule.dag import CODEC, DENSE
@@ -22,6 +18,7 @@ from deepreduce_hvd.stages.memories import NoMemory
 from deepreduce_hvd.stages.sparsifiers import Threshold
 
 _MOST_NAMES = 5
+_COLLECTIVE = "deepreduce.tables"
 
 
 def may_be(shape: tuple[int, ...], policy: Policy) -> bool:
@@ -43,12 +40,13 @@ def is_table(used: int, rows: int) -> bool:
     return 0 < 4 * used < rows
 
 
-class TableSearch:
-    """The embedding tables among the parameters of one compressor, as first gradients show them.
+class EmbeddingTables:
+    """The embedding tables among the parameters of one compressor.
 
-    Rows that are zero on one rank may be used on others, and all ranks must send a parameter alike.
-    So they tell each other what they have seen, at the end of the first step. For parameters
-    without a gradient in that step, they do so again after 2, 4, 8, ... steps.
+    ``is_table`` of a slot is what all ranks have decided: True, False, or None as long as all
+    gradients of the parameter were zero. The policies of the compressor follow it. Rows that are
+    zero on one rank may be used on others. So the ranks decide together, from the first gradients
+    that are not zero on some rank.
 
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
@@ -58,119 +56,98 @@ class TableSearch:
     def __init__(self, compressor: Any, is_on_gpu: Callable[[str], bool]) -> None:
         self._compressor = compressor
         self._is_on_gpu = is_on_gpu
-        self._before = compressor.policies
-        self._candidates = sorted(compressor.table_candidates)
-        self._decided: dict[str, bool] = {}  # name -> whether it is a table
-        self.forget()
+        # names of parameters whose codec does not change, and whose first gradient is known
+        self._looked_at: set[str] = set()
+        self._delayed: list[str] = []  # tables among them, until a warning names them
 
-    def forget(self) -> bool:
-        """Begin anew, with the policies that the compressor had at first.
+    def is_undecided(self, slot: Any) -> bool:
+        """Return whether the next gradient of a slot may show that it is a table, or another layer.
 
-        Returns:
-            Whether they have changed.
+        The answer is the same on all ranks.
         """
-        changed = bool(self.tables)
-        self._compressor.policies = self._before
-        self._seen: dict[str, bool] = {}  # name -> whether its first gradient is that of a table
-        self._decided = {}
-        self._delayed: list[str] = []  # tables that stay as they are, until a warning names them
-        self._steps = 0
-        return changed
-
-    @property
-    def tables(self) -> list[str]:
-        """The names of the tables that have the codec "rows"."""
-        return [name for name, is_table in self._decided.items() if is_table]
-
-    @property
-    def fingerprint(self) -> int:
-        """CRC-32 of the compressor's configuration and its tables."""
-        fingerprint: int = self._compressor.fingerprint
-        return zlib.crc32(repr(self.tables).encode(), fingerprint)
+        return slot.is_table is None and slot.name in self._compressor.table_candidates
 
     def expects(self, slot: Any) -> bool:
-        """Return whether the gradient of a slot is to be looked at."""
-        name = slot.name
-        looked_at = name in self._seen or name in self._decided
-        return not looked_at and may_be(slot.shape, slot.policy)
+        """Return whether the next gradient of a slot is to be looked at."""
+        if slot.name in self._compressor.table_candidates:
+            return slot.is_table is None
+        return slot.name not in self._looked_at and may_be(slot.shape, slot.policy)
 
-    def note(self, name: str, used: int, rows: int) -> None:
+    def note_rows(self, slot: Any, used: int, rows: int) -> tuple[bool, bool]:
         """Note how many rows of a gradient are not zero.
 
-        If all of them are zero, a later gradient is looked at: the parameter may not be used in
-        this step.
+        Returns:
+            Whether the gradient looks like that of a table, and whether it looks like that of
+            another layer. A gradient of zeros looks like neither: the parameter may not be used in
+            this step.
         """
-        if used:
-            self._seen[name] = is_table(used, rows)
-            if self._seen[name] and name not in self._candidates:
-                self._delayed.append(name)
+        as_table = is_table(used, rows)
+        if used and slot.name not in self._compressor.table_candidates:
+            self._looked_at.add(slot.name)
+            if as_table:
+                self._delayed.append(slot.name)
+        return as_table, bool(used) and not as_table
 
-    def agree(self, transport: Transport, proceed: Callable[[], None]) -> dict[str, bool]:
-        """Decide with the other ranks, at the end of a step, which parameters are tables.
-
-        A parameter is a table if it looks like one on some rank, and on no rank like another layer.
+    def decide(self, slot: Any, as_table: bool, as_other: bool) -> None:
+        """Decide whether a parameter is a table, as all ranks do at the same step.
 
         Args:
-            transport: transport over the ranks, which all call this at the end of a step.
-            proceed: function to call again and again while this rank waits.
-
-        Returns:
-            {name: whether it is a table} of the parameters for which this is known now.
+            slot: slot of the parameter, which is undecided.
+            as_table: whether it looks like a table on some rank.
+            as_other: whether it looks like another layer on some rank.
         """
-        self._steps += 1
-        is_turn = self._steps & (self._steps - 1) == 0  # a power of two
-        names = [name for name in self._candidates if name not in self._decided]
-        if not names or not is_turn or transport.size == 1:
-            return {}
-        seen = [self._seen.get(name) for name in names]
-        own = [1, *(one is True for one in seen), *(one is False for one in seen)]
-        # in elastic training, short sums are a danger, see REPEATED
-        counts = np.zeros(max(len(own), transport.size * REPEATED), dtype=np.float32)
-        counts[: len(own)] = own
-        name = collective_name(self._compressor.number, f"tables.{self._steps}")
-        handle = transport.allreduce(counts, name)
-        while not transport.test(handle):
-            proceed()
-            transport.pause()
-        present, *counts = transport.wait(handle)[: len(own)].tolist()
-        if present < transport.size:  # a rank without data, in hvd.join(), gives zeros
-            return {}
-        as_table, as_other = counts[: len(names)], counts[len(names) :]
-        return {
-            name: not other
-            for name, table, other in zip(names, as_table, as_other)
-            if table or other
-        }
+        if as_table or as_other:
+            slot.is_table = not as_other
+        if as_table and as_other:
+            self._delayed.append(slot.name)
 
-    def decide(self, decided: dict[str, bool]) -> bool:
-        """Give the codec "rows" to the tables among some parameters.
+    def follow(self, slots: Mapping[str, Any]) -> None:
+        """Set the policies of the compressor to what the slots say.
 
         Args:
-            decided: {name: whether it is a table}, the same on all ranks.
-
-        Returns:
-            Whether some policies have changed.
+            slots: slots of the parameters, by name.
         """
-        decided = {name: one for name, one in decided.items() if name in self._candidates}
-        self._decided.update(decided)
-        found = {
+        compressor = self._compressor
+        rows = {
             name: Policy(CODEC, rows_codec(self._is_on_gpu(name)), NoMemory())
-            for name, is_table in decided.items()
-            if is_table
+            for name in self.names(slots)
         }
-        self._compressor.policies = {**self._compressor.policies, **found}
-        return bool(found)
+        compressor.policies = {**compressor.first_policies, **rows}
 
-    def delayed(self) -> list[str]:
-        """Return the tables that were found since the last call and stay delayed."""
+    def names(self, slots: Mapping[str, Any]) -> list[str]:
+        """Return the names of the tables that have the codec "rows"."""
+        candidates = self._compressor.table_candidates
+        return [name for name, slot in slots.items() if slot.is_table and name in candidates]
+
+    def take_delayed(self) -> list[str]:
+        """Return the tables that keep their codec and are not yet named in a warning."""
         delayed, self._delayed = self._delayed, []
         return delayed
 
-    def notes(self) -> list[str]:
+    def notes(self, slots: Mapping[str, Any]) -> list[str]:
         """Return sentences for the user."""
-        if not self.tables:
-            return []
-        return [f'Embedding tables, with the codec "rows": {_some(self.tables)}.']
+        names = self.names(slots)
+        return [f'Embedding tables, with the codec "rows": {_some(names)}.'] if names else []
+
+
+def agree(tables: EmbeddingTables, slots: Iterable[Any], seen: Mapping[str, Any], transport: Any):
+    """Decide with the other ranks which parameters are tables, at the end of a backward pass.
+
+    With Horovod, this is not needed: there, probes tell what all ranks have seen.
+
+    Args:
+        tables: the tables of the compressor.
+        slots: slots that are undecided, the same on all ranks.
+        seen: {name: what :meth:`EmbeddingTables.note_rows` returned for the gradient of this pass}.
+        transport: transport over the ranks, which all call this.
+    """
+    undecided = list(slots)
+    if not undecided:
+        return
+    own = [seen.get(slot.name, (False, False)) for slot in undecided]
+    handle = transport.allreduce(np.ravel(own).astype(np.float32), _COLLECTIVE)
+    for slot, (table, other) in zip(undecided, transport.wait(handle).reshape(-1, 2)):
+        tables.decide(slot, table > 0, other > 0)
 
 
 def warning(names: Iterable[str], compressor: Any) -> str:

@@ -16,8 +16,9 @@ AVERAGE, SUM = "average", "sum"
 #: What Horovod's reduction does; None if it is not known yet.
 REDUCTIONS = (None, AVERAGE, SUM)
 
-#: The size of a probe in bytes; it is four float32 numbers.
-PROBE_BYTES = 4 * _native.probe_length
+#: How many float32 numbers a probe has, and its size in bytes.
+PROBE_NUMBERS = _native.probe_length
+PROBE_BYTES = 4 * PROBE_NUMBERS
 
 
 class ReceivedMessage(NamedTuple):

@@ -23,6 +23,9 @@ from deepreduce_hvd.coordination.commits import (
 )
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
+#: what ``is_table`` of a slot can be
+_TABLES = (None, False, True)
+
 
 class MemoryKeeper:
     """Save, restore and hand over one compressor's state.
@@ -170,7 +173,7 @@ class MemoryKeeper:
         return RankStatus(self._configuration.fingerprint, self._restored, moved, summaries)
 
     def _follow_rank_0(self):
-        """Take the step counters, reductions and loss scales of rank 0."""
+        """Take the step counters, reductions, loss scales and embedding tables of rank 0."""
         transport = self._transport
         steps = np.array([slot.steps for slot in self._slots], dtype=np.int64)
         scales = np.array(
@@ -180,7 +183,8 @@ class MemoryKeeper:
         reductions = np.array(
             [REDUCTIONS.index(slot.reduction) for slot in self._slots], dtype=np.uint8
         )
-        own = np.concatenate([steps.view(np.uint8), scales.view(np.uint8), reductions])
+        tables = np.array([_TABLES.index(slot.is_table) for slot in self._slots], dtype=np.uint8)
+        own = np.concatenate([steps.view(np.uint8), scales.view(np.uint8), reductions, tables])
         received = transport.wait(
             transport.broadcast(
                 own if transport.rank == 0 else None, 0, "deepreduce.elastic.counters"
@@ -191,23 +195,26 @@ class MemoryKeeper:
                 f"elastic training: expected {own.size} bytes of counters from rank 0, "
                 f"got {received.size}"
             )
-        parts = np.split(np.array(received), [steps.nbytes, steps.nbytes + scales.nbytes])
-        steps, scales, reductions = parts[0].view(np.int64), parts[1].view(np.float64), parts[2]
-        for slot, taken, scale, reduction in zip(
-            self._slots, steps.tolist(), scales.tolist(), reductions.tolist()
-        ):
+        ends = np.cumsum([steps.nbytes, scales.nbytes, reductions.nbytes])
+        parts = np.split(np.array(received), ends)
+        counters = parts[0].view(np.int64), parts[1].view(np.float64), *parts[2:]
+        for slot, *counter in zip(self._slots, *(part.tolist() for part in counters)):
+            taken, scale, reduction, table = counter
             if (
                 taken < 0
                 or not (np.isnan(scale) or 0 < scale < np.inf)
                 or reduction >= len(REDUCTIONS)
+                or table >= len(_TABLES)
             ):
                 raise CorruptPayloadError(
-                    "elastic training: expected rank 0's steps, loss scale and reduction, got "
-                    f"{taken}, {scale} and {reduction}"
+                    "elastic training: expected rank 0's steps, loss scale, reduction and table,"
+                    f" got {taken}, {scale}, {reduction} and {table}"
                 )
             slot.set_steps(taken)
             slot.reduction = REDUCTIONS[reduction]
             slot.loss_scale = None if np.isnan(scale) else scale
+            slot.is_table = _TABLES[table]
+        self._adapter.follow_tables()
 
     def _commit(self, before, number, adopted=False):
         """Make a commit; it is complete once the copies have come and it is adopted.
@@ -230,6 +237,7 @@ class MemoryKeeper:
                 checkpoint.load(
                     self._adapter.slots, commit.state, self._configuration, commit.rank, commit.size
                 )
+                self._adapter.follow_tables()
                 return
         memory_transfer.clear(self._slots)
 

@@ -179,24 +179,23 @@ def resolve(
 
 
 def table_candidates(
-    codec: Any, shapes: Mapping[str, _Shape], policies: Mapping[str, Policy]
+    codec: Any, memory: Any, shapes: Mapping[str, _Shape], policies: Mapping[str, Policy]
 ) -> frozenset[str]:
     """Return the names of the parameters that get the codec "rows" if they are embedding tables.
 
-    These have two dimensions, and the codec and the memory that they have by default.
+    These have two dimensions, and a codec and a memory that the user did not choose.
 
     Args:
-        codec, shapes: as for :func:`resolve`.
+        codec, memory, shapes: as for :func:`resolve`.
         policies: what :func:`resolve` returned.
     """
-    codec_of = _chooser("codec", codec, shapes)
+    choosers = _chooser("codec", codec, shapes), _chooser("memory", memory, shapes)
     return frozenset(
         name
         for name, policy in policies.items()
         if len(shapes[name]) == 2
         and policy.delays
-        and type(policy.memory) is Residual
-        and codec_of(name, shapes[name]) is None
+        and all(chosen(name, shapes[name]) is None for chosen in choosers)
     )
 
 

@@ -100,13 +100,15 @@ class Scheduler:
             self._base = layout.of_plan(compressor.policies, compressor.fingerprint, self._schedule)
         self.restart()
 
-    def use(self, fingerprint):
-        """Use the policies that the compressor has now from the next step on.
+    def use_tables(self, tables):
+        """Send embedding tables by their rows from the next step on; there is no plan.
 
         Args:
-            fingerprint: CRC-32 of the compressor's configuration and of what has changed.
+            tables: the names of all tables found so far, which have their policies.
         """
-        self.layout = self._base = layout.of_settings(self._compressor.policies, fingerprint)
+        base = layout.of_settings(self._compressor.first_policies, self._compressor.fingerprint)
+        self._base = layout.with_tables(base, self._compressor.policies, tables)
+        self.layout = self._base
 
     def restart(self):
         """Forget all measurements, because the ranks may have changed."""

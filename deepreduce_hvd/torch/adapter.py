@@ -50,9 +50,8 @@ class Adapter(TorchAdapter):
         self.slots = make_slots(compressor, named, self.device_path.home)
         self._parameters = Parameters(self.slots)
         self._probes = Probes()
-        self._steps = OptimizerSteps(compressor, self._parameters)
+        self._steps = OptimizerSteps(compressor, self._parameters, self.tables)
         self._exchanges = Exchanges(compressor, self.device_path, self.times)
-        self._tables_are_due = False  # whether the ranks are yet to agree on tables in this step
         # whether a result was returned since the last check for elastic training
         self._delivered = True
         self.watcher = watch(self)
@@ -112,7 +111,6 @@ class Adapter(TorchAdapter):
         if leads:
             self.times.begin(time.perf_counter())
             self.layout = self.scheduler.layout
-            self._tables_are_due = True
         return self._steps.begin(owner, self.device_path.sums(), self.layout, leads)
 
     # Dynamo would trace it in a training step that is compiled as a whole
@@ -134,13 +132,14 @@ class Adapter(TorchAdapter):
         slot.settle()
         if slot.last_step is not None:
             self._close(slot.last_step)
-        step.add(slot)
+        step.add(slot, self.compressor.policies)
         self._steps.note_exchange(slot)
         slot.steps += 1
         if caller.owner is not DIRECT and (slot.dense or self.transport.size == 1):
             # without a probe, or with one rank, the factor does not tell it
             slot.reduction = wire.AVERAGE if caller.owner.op == hvd.Average else wire.SUM
-        self.look_for_table(slot, tensor)
+        undecided = self.tables.is_undecided(slot)
+        seen = self.look_for_table(slot, tensor)
         self.look_for_discarded(slot, self._parameters)
         made, slot.made = slot.made, False
         if slot.dense:
@@ -171,6 +170,8 @@ class Adapter(TorchAdapter):
         elif step.owned:
             self._exchanges.wait_until_sent(step.flights, self.transport)
         numbers = wire.probe(hvd.rank(), step.buckets.fingerprint, slot.steps - 1)
+        if undecided:  # on all ranks
+            numbers = [*numbers, *map(float, seen)]
         kept = self._probes.take(numbers, _probe_device(caller, tensor))
         return kept.tensors[0], Pending(slot, tensor, made, step, kept, flight)
 
@@ -218,23 +219,11 @@ class Adapter(TorchAdapter):
         step.hand_over(slot, flight)
         self.times.result(slot.name, started, time.perf_counter())
         if step.complete:
-            self._look_at_tables(step)
+            self.warn_of_tables()
             step.device_sums.send()
             if step.leads:
                 self.scheduler.step_ends(self.transport, self.slots)
         return result
-
-    def _look_at_tables(self, step):
-        """Agree on embedding tables when the first optimizer of a job's step has its results.
-
-        No optimizer has stepped yet, so all of them use the same momentum on all ranks. On another
-        rank, other results may be the first ones, so their exchanges go on meanwhile.
-        """
-        if not step.owned:  # not all ranks may have this gradient
-            self.warn_of_tables()
-        elif self._tables_are_due:
-            self._tables_are_due = False
-            self.agree_on_tables(self._exchanges.advance_all)
 
     def _pass_on(self, tensor):
         """Return a sparse gradient, which Horovod reduced itself, and count it."""
@@ -272,15 +261,21 @@ class Adapter(TorchAdapter):
         # Check the probe first: ranks with different configurations could wait for each other in an
         # exchange forever.
         try:
+            probe = tensor.tolist()
             scale = wire.scale_of(
-                slot.name, tensor.tolist(), self.transport.ranks, step.buckets.fingerprint,
-                slot.steps - 1,
+                slot.name, probe[: wire.PROBE_NUMBERS], self.transport.ranks,
+                step.buckets.fingerprint, slot.steps - 1,
             )  # fmt: skip
         except InvalidArgumentError:
             flight.roll_call.wait()
             raise
         if self.transport.size > 1:
             slot.reduction = wire.reduction_of(scale, self.transport.size)
+        if len(probe) > wire.PROBE_NUMBERS:
+            as_table, as_other = probe[wire.PROBE_NUMBERS :]
+            self.tables.decide(slot, as_table > 0, as_other > 0)
+            if slot.is_table:
+                self.follow_tables()
         memory = pending.memory_for_result(tensor)
         self._probes.give_back(pending.kept)
         self._exchanges.run(step, self._steps.flights_beside, self.transport)
@@ -293,7 +288,7 @@ class Adapter(TorchAdapter):
         slot.count_sent(
             pending.gradient,
             exchange,
-            flight.roll_call.sent_bytes if flight.called_by is slot else 0,
+            4 * len(probe) + (flight.roll_call.sent_bytes if flight.called_by is slot else 0),
         )
         if total.non_finite(number):
             step.void = True
@@ -348,7 +343,6 @@ class Adapter(TorchAdapter):
     def framework_settings(self):
         """Return which parameters are frozen; their buckets depend on it."""
         return [
-            *super().framework_settings(),
             Setting(
                 "frozen parameters",
                 [
@@ -356,7 +350,7 @@ class Adapter(TorchAdapter):
                     for slot in self.slots.values()
                     if not slot.dense
                 ],
-            ),
+            )
         ]
 
     def forget_steps(self):

@@ -28,7 +28,7 @@ class TorchAdapter(BaseAdapter):
         times: the :class:`~deepreduce_hvd.planning.step_times.StepTimes`.
         scheduler: the :class:`~deepreduce_hvd.planning.scheduler.Scheduler`.
         layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the steps from now on.
-        tables: the :class:`~deepreduce_hvd.adapters.embedding_tables.TableSearch`.
+        tables: the :class:`~deepreduce_hvd.adapters.embedding_tables.EmbeddingTables`.
     """
 
     def __init__(self, compressor, transport, buckets=lambda: None, on_host=False):
@@ -37,7 +37,7 @@ class TorchAdapter(BaseAdapter):
         self.scheduler = Scheduler(compressor, self.times, time_fp16, buckets, on_host)
         self.layout = self.scheduler.layout
         self._warned = set()
-        self.tables = embedding_tables.TableSearch(compressor, self._is_on_gpu)
+        self.tables = embedding_tables.EmbeddingTables(compressor, self._is_on_gpu)
         self.warn_of_plan()
         if WHY_NO_OPERATORS is not None:
             self._warn_once(
@@ -61,28 +61,12 @@ class TorchAdapter(BaseAdapter):
 
     def schedule_notes(self):
         """Return sentences for the user, for :meth:`Compressor.summary`."""
-        return [*self.tables.notes(), *self.scheduler.notes()]
-
-    def abandon(self):
-        """Also forget the embedding tables, because new ranks do not know them."""
-        if self.tables.forget():
-            self.scheduler.use(self.compressor.fingerprint)
-        super().abandon()
+        return [*self.tables.notes(self.slots), *self.scheduler.notes()]
 
     def load_state_dict(self, state):
-        """Check a state, or the list of all ranks' states, and load it, with its tables."""
+        """Check a state, or the list of all ranks' states, and load it."""
         super().load_state_dict(state)
-        self._follow_loaded_tables()
-
-    def _follow_loaded_tables(self):
-        if self.tables.forget():
-            self.scheduler.use(self.compressor.fingerprint)
-        known = {name: slot.is_table for name, slot in self.slots.items()}
-        self._use_tables({name: one for name, one in known.items() if one is not None})
-
-    def framework_settings(self):
-        """Return the embedding tables that a loaded state has named."""
-        return [Setting("embedding tables", self.tables.tables)]
+        self.follow_tables()
 
     def progress(self):
         """Return the number of steps that this compressor has begun."""
@@ -104,43 +88,38 @@ class TorchAdapter(BaseAdapter):
             write_scalars(writer, self.stats(), steps)
 
     def look_for_table(self, slot, gradient):
-        """Look at the first gradient of a parameter that may be an embedding table.
+        """Look at a gradient of a parameter that may be an embedding table.
 
         Args:
             slot: slot of the parameter.
             gradient: its gradient, of any shape, which may be that of some rows only.
+
+        Returns:
+            What :meth:`~deepreduce_hvd.adapters.embedding_tables.EmbeddingTables.note_rows`
+            returns; (False, False) if the gradient need not be looked at.
         """
-        if self.tables.expects(slot) and gradient.numel():
-            rows = gradient.detach().reshape(-1, slot.shape[1])
-            self.tables.note(slot.name, int((rows != 0).any(dim=1).sum()), len(rows))
+        if not self.tables.expects(slot) or not gradient.numel():
+            return False, False
+        rows = gradient.detach().reshape(-1, slot.shape[1])
+        return self.tables.note_rows(slot, int((rows != 0).any(dim=1).sum()), len(rows))
 
-    def agree_on_tables(self, proceed=lambda: None):
-        """Send the rows of embedding tables from the next step on, or warn about their delay.
+    def warn_of_tables(self):
+        """Warn once about the embedding tables that are delayed."""
+        delayed = self.tables.take_delayed()
+        if delayed:
+            self._warn_once("tables", embedding_tables.warning(delayed, self.compressor))
 
-        All ranks call this at the end of a step, before its optimizer uses the results.
+    def follow_tables(self):
+        self.tables.follow(self.slots)
 
-        Args:
-            proceed: function that lets the exchanges in flight go on while ranks wait for others.
-        """
-        decided = self.tables.agree(self.transport, proceed)
-        for name, is_table in decided.items():
-            self.slots[name].is_table = is_table
-        self._use_tables(decided)
-        self.warn_of_tables()
-
-    def _use_tables(self, decided):
-        if self.tables.decide(decided):
-            self.scheduler.use(self.tables.fingerprint)
+    def loaded_settings(self):
+        found = {name: slot.is_table for name, slot in self.slots.items()}
+        lines = [f"{name}: {one}" for name, one in found.items() if one is not None]
+        return [Setting("embedding tables", lines)]
 
     def _is_on_gpu(self, name):
         """Return whether the gradient of a parameter is encoded on a GPU."""
         return False
-
-    def warn_of_tables(self):
-        """Warn once about the embedding tables that are delayed."""
-        delayed = self.tables.delayed()
-        if delayed:
-            self._warn_once("tables", embedding_tables.warning(delayed, self.compressor))
 
     def look_for_discarded(self, slot, parameters):
         """Warn once if the program has discarded the last gradient of a parameter.

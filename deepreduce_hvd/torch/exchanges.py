@@ -72,10 +72,6 @@ class Exchanges:
         if now - self._advanced_at < _SECONDS_BETWEEN:
             return
         self._advanced_at = now
-        self.advance_all()
-
-    def advance_all(self):
-        """Advance all exchanges as far as possible without waiting."""
         for exchange in self._in_flight:
             exchange.advance()
         self._drop_done()

@@ -2,6 +2,7 @@
 
 import weakref
 
+from deepreduce_hvd.planning.layout import with_tables
 from deepreduce_hvd.torch.accumulation import Accumulation
 from deepreduce_hvd.torch.caller import DIRECT, is_step_after_synchronize
 from deepreduce_hvd.torch.optimizer_buckets import Flight, OptimizerBuckets, SeparateBuckets
@@ -54,11 +55,17 @@ class OptimizerStep:
             return True
         return self.delivering and (self.owned or gradients_made != self._gradients_made)
 
-    def add(self, slot):
-        """Add a slot whose gradient has come; the step's layout says how it is sent."""
+    def add(self, slot, policies):
+        """Add a slot whose gradient has come; the step's layout says how it is sent.
+
+        Args:
+            slot: the slot.
+            policies: those for gradients without an optimizer, {name: policy}. A direct call may
+                come after a result of its step, which shows that a parameter is a table.
+        """
         slot.last_step = self
         # only now: its previous gradient may still have been in flight when the layout changed
-        slot.policy = self.layout.policies[slot.name]
+        slot.policy = (self.layout.policies if self.owned else policies)[slot.name]
         slot.continues = self.continues
         self.slots.append(slot)
         self._compressed += not slot.dense
@@ -129,11 +136,14 @@ class OptimizerSteps:
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
         parameters: its :class:`~deepreduce_hvd.torch.parameters.Parameters`.
+        tables: its :class:`~deepreduce_hvd.adapters.embedding_tables.EmbeddingTables`.
     """
 
-    def __init__(self, compressor, parameters):
+    def __init__(self, compressor, parameters, tables):
         self._compressor = compressor
         self._parameters = parameters
+        self._tables = tables
+        self._layouts = {}  # (fingerprint of a layout, names of tables) -> Layout
         #: of a compressor with loss scaling, else None
         self._accumulation = (
             None if compressor.loss_scale is None else Accumulation(parameters, hooks=True)
@@ -216,13 +226,13 @@ class OptimizerSteps:
             leads: what :meth:`leads` returned.
         """
         last = self._last.get(owner)
+        buckets = self._apart
+        if owner is not DIRECT:
+            slots = self._slots_of(owner)
+            layout = self._with_tables(layout, slots)
+            buckets = self._buckets_of(owner, slots, layout)
         step = self._last[owner] = OptimizerStep(
-            self._buckets_of(owner, layout),
-            layout,
-            self._loss_scale(),
-            device_sums,
-            self._parameters.gradients_made,
-            leads,
+            buckets, layout, self._loss_scale(), device_sums, self._parameters.gradients_made, leads
         )
         if last is not None and self._goes_on(last, step):
             # NaN or Inf is still there, and the optimizer skips the whole step
@@ -242,15 +252,34 @@ class OptimizerSteps:
         if self._accumulation is not None:
             self._accumulation.exchanged(slot)
 
-    def _buckets_of(self, owner, layout):
-        """Return the buckets of an optimizer's gradients.
-
-        They are those of its last step, unless the parameters that it trains have changed.
-        """
-        if owner is DIRECT:
-            return self._apart
+    def _slots_of(self, owner):
+        """Return the slots of an optimizer's parameters."""
         owned = {id(parameter) for group in owner.param_groups for parameter in group["params"]}
-        slots = [slot for slot in self._parameters if id(slot.parameter) in owned]
+        return [slot for slot in self._parameters if id(slot.parameter) in owned]
+
+    def _with_tables(self, base, slots):
+        """Return a layout with the policies of the embedding tables among an optimizer's slots.
+
+        Only its own tables count: another rank may not know those of other optimizers yet.
+
+        Args:
+            base: the :class:`~deepreduce_hvd.planning.layout.Layout` without tables.
+            slots: slots of the optimizer's parameters.
+        """
+        tables = self._tables.names({slot.name: slot for slot in slots})
+        if not tables:
+            return base
+        key = base.fingerprint, *tables
+        if key not in self._layouts:
+            self._layouts[key] = with_tables(base, self._compressor.policies, tables)
+        return self._layouts[key]
+
+    def _buckets_of(self, owner, slots, layout):
+        """Return the buckets of the gradients of an optimizer, which has these slots.
+
+        They are those of its last step, unless the parameters that it trains or the layout have
+        changed.
+        """
         last = self._last.get(owner)
         if (
             last is not None

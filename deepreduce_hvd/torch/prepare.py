@@ -109,12 +109,13 @@ class _Prepared(_Optimizer):
         if _is_wrapped(self):
             return copied
         preparation = copy.copy(self.preparation)
-        slots = {}
+        policies, slots = {}, {}
         for group, copies in zip(self.param_groups, copied.param_groups):
             for parameter, own in zip(group["params"], copies["params"]):
                 if parameter in self.slots:
+                    policies[own] = self.preparation.policy_of(parameter)
                     slots[own] = self.slots[parameter]
-        preparation.policy_of = _policy_of(preparation.compressor, slots)
+        preparation.policy_of = policies.get
         copied.__class__ = _prepared_class(self.original_class, preparation, slots)
         return copied
 
@@ -125,17 +126,21 @@ class _Prepared(_Optimizer):
             for group in self.param_groups
             if momentum_of(group)
             for parameter in group["params"]
-            if self._compresses(parameter)
+            if self._compresses(parameter, group)
         ]
 
-    def _compresses(self, parameter):
-        """Return whether parts of a parameter's gradients are sent in later steps.
+    def _compresses(self, parameter, group):
+        """Return whether a parameter is stepped without momentum.
 
-        Sparse gradients that are not made dense are summed by Horovod itself, in full.
+        It is if parts of its gradients are sent in later steps. Sparse gradients that are not made
+        dense are summed by Horovod itself, in full. Nothing of an embedding table is delayed
+        either, so it keeps its momentum, but not in all optimizers, see :func:`_suits_tables`.
         """
         if not self.preparation.compresses(parameter):
             return False
         slot = self.slots[parameter]
+        if slot.is_table and _suits_tables(group):
+            return False
         if slot.steps != slot.untimed_steps:
             return slot.uncompressed_path != "sparse"
         # one process alone exchanges nothing
@@ -152,7 +157,7 @@ class _Prepared(_Optimizer):
         adapter = self.preparation.compressor.adapter
         for parameter in group["params"]:
             factors = None
-            if self._compresses(parameter):
+            if self._compresses(parameter, group):
                 memory = self.preparation.policy_of(parameter).memory
                 own = momentum_in_use(adapter, self.slots[parameter], memory)
                 if own not in factors_of:
@@ -184,6 +189,16 @@ def _without_hooks(step):
     while getattr(step, "__code__", None) is _HOOKS_CODE:
         step = step.__wrapped__
     return step
+
+
+def _suits_tables(group):
+    """Return whether a group's parameters can get momentum when they are found to be tables.
+
+    Their gradients were zero before that, so the state of Adam, AdamW, Adamax and RAdam is the same
+    with and without momentum. SGD and RMSprop have other entries in their state with it. Ranks load
+    and broadcast the state, perhaps before they know the tables. NAdam multiplies all momenta.
+    """
+    return "betas" in group and "momentum_decay" not in group
 
 
 def _factors(preparation, own, group):
@@ -235,23 +250,14 @@ def _is_wrapped(optimizer):
     return hasattr(optimizer, "_allreduce_delay")
 
 
-def _policy_of(compressor, slots):
-    """Return a function of a parameter that returns its policy, which may change; else None.
-
-    Args:
-        compressor: the compressor.
-        slots: {parameter: slot}.
-    """
-
-    def policy_of(parameter):
-        slot = slots.get(parameter)
-        return None if slot is None else compressor.policies[slot.name]
-
-    return policy_of
+def _policies(compressor):
+    """Return {parameter: its policy before any gradient was seen}."""
+    slots = compressor.adapter.slots
+    return {slot.parameter: compressor.first_policies[name] for name, slot in slots.items()}
 
 
 def _slots(compressor):
-    """Return {parameter: slot}."""
+    """Return {parameter: its slot}."""
     return {slot.parameter: slot for slot in compressor.adapter.slots.values()}
 
 
@@ -265,11 +271,15 @@ def momentum_warning(optimizer, compressor, when="before hvd.DistributedOptimize
     """
     prepared = optimizer.preparation.compresses if is_prepared(optimizer) else lambda _: False
     groups = [group for group in optimizer.param_groups if momentum_of(group)]
-    policy_of = _policy_of(compressor, _slots(compressor) if groups else {})
+    policies = _policies(compressor) if groups else {}
+    tables, slots = compressor.adapter.tables, _slots(compressor) if groups else {}
     for group in groups:
         for parameter in group["params"]:
-            policy = policy_of(parameter) if parameter.requires_grad else None
-            if policy is not None and policy.delays and not prepared(parameter):
+            policy = policies.get(parameter) if parameter.requires_grad else None
+            if policy is None or not policy.delays or prepared(parameter):
+                continue
+            # nothing of a table is delayed, and what is undecided is known in the next step
+            if not (slots[parameter].is_table or tables.is_undecided(slots[parameter])):
                 name, momentum = _setting_of(group), momentum_of(group)
                 instead = None if _refusal_of(optimizer) is None else f"set {name} to 0 for them"
                 return warning(
@@ -351,11 +361,11 @@ def prepare(optimizer, compressor):
     if refusal is not None:
         raise InvalidArgumentError(f"prepare: {refusal}")
     original = type(optimizer)
+    policies = _policies(compressor)
     slots = _slots(compressor)
-    policy_of = _policy_of(compressor, slots)
     preparation = Preparation(
         compressor,
-        policy_of,
+        policies.get,
         normalizes=issubclass(original, torch.optim.RMSprop),
         decouples=issubclass(original, torch.optim.AdamW),
     )
@@ -368,7 +378,7 @@ def prepare(optimizer, compressor):
                 _factors(
                     preparation,
                     momentum_in_use(
-                        compressor.adapter, slots[parameter], policy_of(parameter).memory
+                        compressor.adapter, slots[parameter], policies[parameter].memory
                     ),
                     group,
                 )

@@ -48,10 +48,10 @@ class Kept:
 
 
 class Probe(Kept):
-    """A probe, (4,) float32, that Horovod reduces."""
+    """A probe, (n,) float32, that Horovod reduces."""
 
-    def __init__(self, device):
-        tensor = torch.empty(4, dtype=torch.float32, device=device)
+    def __init__(self, length, device):
+        tensor = torch.empty(length, dtype=torch.float32, device=device)
         super().__init__(tensor)
         # a view; writing to it takes a tenth of the time of making a tensor and copying that
         self._numbers = tensor.numpy() if tensor.device.type == "cpu" else None
@@ -67,16 +67,17 @@ class Probes:
     """A pool of the probes that Horovod reduces."""
 
     def __init__(self):
-        self._free = {}  # device -> probes that are not in use
+        self._free = {}  # (length, device) -> probes that are not in use
 
     def take(self, numbers, device):
-        """Return a held :class:`Probe` with four numbers on a device."""
-        free = self._free.get(device)
-        probe = free.pop() if free else Probe(device)
+        """Return a held :class:`Probe` with these numbers on a device."""
+        free = self._free.get((len(numbers), device))
+        probe = free.pop() if free else Probe(len(numbers), device)
         probe.write(numbers)
         probe.hold()
         return probe
 
     def give_back(self, probe):
         probe.release()
-        self._free.setdefault(probe.tensors[0].device, []).append(probe)
+        tensor = probe.tensors[0]
+        self._free.setdefault((len(tensor), tensor.device), []).append(probe)

@@ -4,7 +4,6 @@ import numpy as np
 import torch
 
 from deepreduce_hvd import statistics
-from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost
 from deepreduce_hvd.torch.with_residual import add_residual
@@ -220,11 +219,11 @@ class Slot:
             values.numel() * values.element_size() + indices.numel() * indices.element_size()
         )
 
-    def count_sent(self, tensor, exchange, roll_call_bytes):
+    def count_sent(self, tensor, exchange, control_bytes):
         """Count the bytes sent for this parameter.
 
         If it has its own payload, these are the payload's bytes. Otherwise they are its share, by
-        elements, of the bucket's exchange.
+        elements, of the bucket's exchange. ``control_bytes`` are added.
         """
         self.dense_bytes = tensor.numel() * tensor.element_size()
         self.uncompressed_path = None  # an earlier gradient may have been sparse
@@ -233,7 +232,7 @@ class Slot:
         else:
             self.payload_bytes = None
             sent = round(exchange.channel.sent_bytes * tensor.numel() / max(exchange.bucket.d, 1))
-        self.sent_bytes = sent + wire.PROBE_BYTES + roll_call_bytes
+        self.sent_bytes = sent + control_bytes
         self.rounds = exchange.channel.rounds
         self.communicator = exchange.bucket.scheme
 

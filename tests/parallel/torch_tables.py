@@ -12,6 +12,7 @@ from torch_tools import assert_equal_everywhere
 from virtual_ranks import VirtualRanks
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.planning.policies import rows_codec
 
 _ROWS, _COLUMNS = 400, 8
 
@@ -60,7 +61,7 @@ def _used_rows(draw, tables):
 
 
 def _decided_at(programs, table):
-    """Return the step at whose end a table is known as a table, or as another layer.
+    """Return the first step in which a table has a gradient on some rank; it decides.
 
     Args:
         programs: for each step, {rank: rows of each table}.
@@ -69,13 +70,10 @@ def _decided_at(programs, table):
     Returns:
         (number of the step, from 1; whether it is a table), or None if it stays unknown.
     """
-    first = {}
     for number, step in enumerate(programs, 1):
-        for rank, used in step.items():
-            if len(used[table]):
-                first.setdefault(rank, len(used[table]))
-        if first and number in (1, 2, 4, 8):
-            return number, all(count < 100 for count in first.values())
+        counts = [len(used[table]) for used in step.values() if len(used[table])]
+        if counts:
+            return number, max(counts) < 100
     return None
 
 
@@ -91,8 +89,8 @@ def scenario_tables_get_the_codec_rows(directory):
             torch.optim.SGD(network.parameters(), lr=1e-6),
             named_parameters=network.named_parameters(), compression=compressor,
         )  # fmt: skip
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             for number, step in enumerate(programs, 1):
                 kept = compressor.state_dict()["parameters"]
                 known = dict(compressor.policies)
@@ -107,7 +105,6 @@ def scenario_tables_get_the_codec_rows(directory):
                     is_known = decided[place] is not None and number > decided[place][0]
                     is_table = is_known and decided[place][1]
                     assert isinstance(known[name].codec.sparsifier, dr.Threshold) == is_table
-                    assert not any("layer" in one for one in compressor.adapter.tables.notes())
                     if not is_table:
                         continue
                     found += 1
@@ -121,31 +118,40 @@ def scenario_tables_get_the_codec_rows(directory):
                     left = compressor.state_dict()["parameters"][name]["memory"]["residual"]
                     assert not left.any(), (seed, number, name)
                 assert_equal_everywhere(network.named_parameters(), f"tables {seed} {number}")
+        assert [str(one.message) for one in caught if "table" not in str(one.message)] == []
+        tables = [f"table.{place}.weight" for place in range(3) if (decided[place] or (0, 0))[1]]
+        assert compressor.adapter.tables.names(compressor.adapter.slots) == tables
         compressor.close()
     assert found > 20, found
 
 
-def scenario_tables_keep_the_momentum_of_a_prepared_optimizer(directory):
+def scenario_tables_keep_the_betas_of_a_prepared_optimizer(directory):
     """They are found before the first step of the optimizer. All other layers have no momentum."""
-    SGD, Adam, RMSprop = torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop
-    for make, without in (
-        (lambda own: SGD(own, 0.01, momentum=0.9), {"momentum": 0, "lr": 0.1}),
-        (lambda own: Adam(own, 0.01), {"betas": (0, 0.999)}),
-        (lambda own: RMSprop(own, 0.01, momentum=0.5), {"momentum": 0, "lr": 0.02}),
+    SGD, Adam, RAdam, NAdam = (
+        getattr(torch.optim, name) for name in ("SGD", "Adam", "RAdam", "NAdam")
+    )
+    for make, without, keeps in (
+        (lambda own: SGD(own, 0.01, momentum=0.9), {"momentum": 0, "lr": 0.1}, False),
+        (lambda own: Adam(own, 0.01), {"betas": (0, 0.999)}, True),
+        (lambda own: RAdam(own, 0.01), {"betas": (0, 0.999)}, True),
+        (lambda own: NAdam(own, 0.01), {"betas": (0, 0.999)}, False),
     ):
         network = _Model(1)
         reference = copy.deepcopy(network)
         own, other = reference.table[0].weight, reference.layer.weight
         expected = [make([own]), make([other])]
-        expected[1].param_groups[0].update(without)
+        for one in expected[keeps:]:
+            one.param_groups[0].update(without)
         compressor = dr.Compressor(parameters=network.named_parameters())
         optimizer = hvd.DistributedOptimizer(
             dr.prepare(make(network.parameters()), compressor),
             named_parameters=network.named_parameters(), compression=compressor,
         )  # fmt: skip
-        for step in range(4):
+        for step in range(6):
             optimizer.zero_grad()
-            network([torch.arange(step, step + 9) + hvd.rank()]).backward()
+            # in the first steps, no row is used
+            rows = torch.arange(step, step + 9 * (step > 1)) + hvd.rank()
+            (network([rows]) + network.layer(torch.ones(_COLUMNS)).sum()).backward()
             optimizer.step()
             own.grad, other.grad = network.table[0].weight.grad, network.layer.weight.grad
             for one in expected:
@@ -185,10 +191,15 @@ def scenario_a_table_of_an_optimizer_whose_results_come_last_elsewhere(directory
 
 def scenario_a_loaded_state_knows_the_tables(directory):
     """Training goes on bit for bit, also where the next gradient looks otherwise."""
+    for kind, settings in ((torch.optim.Adam, {}), (torch.optim.SGD, {"momentum": 0.9})):
+        for compressor_first in (False, True):
+            _resume(kind, settings, compressor_first)
 
+
+def _resume(kind, settings, compressor_first):
     def distributed(network, compressor):
         return hvd.DistributedOptimizer(
-            dr.prepare(torch.optim.Adam(network.parameters(), 0.01), compressor),
+            dr.prepare(kind(network.parameters(), 1e-4, **settings), compressor),
             named_parameters=network.named_parameters(), compression=compressor,
         )  # fmt: skip
 
@@ -210,11 +221,15 @@ def scenario_a_loaded_state_knows_the_tables(directory):
     known = [entries[f"table.{number}.weight"]["is_table"] for number in range(2)]
     assert known == [True, False] and entries["layer.weight"]["is_table"] is False
     other = dr.Compressor(parameters=resumed.named_parameters())
+    if compressor_first:
+        other.load_state_dict(state)
+    again = distributed(resumed, other)
+    if hvd.rank() == 0:
+        again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     other.load_state_dict(state)
+    hvd.broadcast_optimizer_state(again, 0)
     policies = {name: repr(one) for name, one in compressor.policies.items()}
     assert {name: repr(one) for name, one in other.policies.items()} == policies
-    again = distributed(resumed, other)
-    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     train(network, optimizer, range(3, 7))
     train(resumed, again, range(3, 7))
     for (name, one), own in zip(network.named_parameters(), resumed.parameters()):
@@ -228,6 +243,75 @@ def scenario_a_loaded_state_knows_the_tables(directory):
     fresh([torch.arange(9)] * 2).backward()
     with refused("embedding tables"):
         hvd.allreduce(fresh.layer.weight.grad, compression=alone)
+
+
+def scenario_optimizers_that_step_in_any_order_and_not_in_every_step(directory):
+    """One of them has only uncompressed gradients; a table is used for the first time later."""
+    draw = random.Random(5)
+    networks = [_Model(1), _Model(1), torch.nn.Linear(3, 2)]
+    named = [
+        (f"{number}.{name}", parameter)
+        for number, network in enumerate(networks)
+        for name, parameter in network.named_parameters()
+    ]
+    compressor = dr.Compressor(parameters=named)
+    optimizers = [
+        hvd.DistributedOptimizer(
+            dr.prepare(torch.optim.AdamW(network.parameters(), 1e-3), compressor),
+            named_parameters=[pair for pair in named if pair[0].startswith(f"{number}.")],
+            compression=compressor,
+        )
+        for number, network in enumerate(networks)
+    ]
+    own = random.Random(hvd.rank())  # orders differ between ranks
+    for step in range(12):
+        turn = [number for number in range(3) if draw.random() < 0.6]
+        for number in own.sample(turn, len(turn)):
+            optimizers[number].zero_grad()
+            rows = torch.arange(step, step + 5 * (step > 3 * number)) + hvd.rank()
+            given = torch.ones(3) if number == 2 else [rows]
+            layer = networks[number] if number == 2 else networks[number].layer
+            loss = networks[number](given).sum() + layer(torch.ones(layer.in_features)).sum()
+            loss.backward()
+        for number in own.sample(turn, len(turn)):
+            optimizers[number].step()
+        assert_equal_everywhere(named, f"optimizers in any order {step}")
+    assert compressor.adapter.tables.names(compressor.adapter.slots) == [
+        "0.table.0.weight",
+        "1.table.0.weight",
+    ]
+
+
+def scenario_tables_of_direct_calls_and_tables_that_ranks_see_in_other_ways(directory):
+    network = _Model(1)
+    compressor = dr.Compressor(parameters=network.named_parameters())
+    weight = network.table[0].weight
+    for step in range(3):
+        network.zero_grad()
+        network([torch.arange(9) + step]).backward()
+        hvd.allreduce(weight.grad, compression=compressor)
+        assert compressor.policies["table.0.weight"].codec == rows_codec()
+    assert compressor.stats()["table.0.weight"]["sent_values"] == 9 * _COLUMNS
+    network = _Model(1)
+    compressor = dr.Compressor(parameters=network.named_parameters())
+    used = 20 if hvd.rank() else 300  # of 400
+    (said,) = _warnings_of(network, compressor, [[np.arange(used)]] * 2)
+    assert '"table.0.weight": "rows"' in said, said
+
+
+def scenario_momentum_of_tables_needs_no_warning(directory):
+    network = torch.nn.Embedding(_ROWS, _COLUMNS)
+    compressor = dr.Compressor(parameters=network.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(network.parameters(), 0.1, momentum=0.9),
+        named_parameters=network.named_parameters(), compression=compressor,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            optimizer.zero_grad()
+            network(torch.arange(9)).sum().backward()
+            optimizer.step()
 
 
 def scenario_virtual_ranks_find_the_same_tables(directory):

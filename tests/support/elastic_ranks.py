@@ -71,6 +71,9 @@ class Worker:
             self.slots, self.configuration, self.transport.rank, self.transport.size
         )
 
+    def follow_tables(self):
+        self.tables = [name for name, slot in self.slots.items() if slot.is_table]
+
     def close_steps(self):
         pass
 

@@ -8,6 +8,7 @@ import weakref
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.adapters.backward_pass import BackwardPass
 from deepreduce_hvd.communicators.bucket import label_of
 from deepreduce_hvd.communicators.driver import Driver
@@ -66,6 +67,7 @@ class DistributedAdapter(TorchAdapter):
         self._pass: BackwardPass | None = None
         super().__init__(compressor, transport, self._buckets_of_pass, on_host)
         self.slots = slots
+        self._seen = {}  # name -> what look_for_table returned in this pass
         self.ways = {}
         self.alone = transport.size == 1 and not self.compresses_alone
         self.void_steps = (
@@ -107,6 +109,28 @@ class DistributedAdapter(TorchAdapter):
     def agree(self):
         """Compare the settings of all ranks."""
         handshake.agree(self)
+
+    def agree_on_tables(self):
+        """Decide with the other ranks, at the end of a backward pass, which parameters are tables.
+
+        No optimizer has stepped yet.
+        """
+        undecided = [
+            slot
+            for slot in self.slots.values()
+            if self.tables.is_undecided(slot) and not slot.frozen and slot.shape.numel()
+        ]
+        if not self.alone:
+            embedding_tables.agree(self.tables, undecided, self._seen, self.transport)
+        self._seen = {}
+        if any(slot.is_table for slot in undecided):
+            self.follow_tables()
+        self.warn_of_tables()
+
+    def follow_tables(self):
+        super().follow_tables()
+        if self.compressor.table_candidates:
+            self.scheduler.use_tables(self.tables.names(self.slots))
 
     def _follow(self, layout):
         """Send the gradients of the steps from now on as ``layout`` says."""
@@ -171,7 +195,7 @@ class DistributedAdapter(TorchAdapter):
                 raise backward_pass.failure
             slots, gradients = slots_and_gradients()
             for slot, gradient in zip(slots, () if self.alone else gradients):
-                self.look_for_table(slot, gradient)
+                self._seen[slot.name] = self.look_for_table(slot, gradient)
         except Exception as error:
             job.failure = error
             slots, gradients = [], []
@@ -216,7 +240,6 @@ class DistributedAdapter(TorchAdapter):
     def _end_pass(self, backward_pass):
         """Write scalars at the end of a backward pass, unless it is None."""
         if backward_pass is not None:
-            self.warn_of_tables()
             self._end_step(backward_pass.slots, void=False)
 
     def _join_streams(self):

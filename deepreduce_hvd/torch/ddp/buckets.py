@@ -280,8 +280,7 @@ class BucketJob:
         for number, (slot, gradient, _) in enumerate(part):
             slot.encode_seconds += exchange.encode_seconds(number)
             slot.encoding = None  # it refers to the payload
-            # a slot always counts Horovod's probe, which does not exist with DDP
-            slot.count_sent(gradient, exchange, (0 if number else extra) - wire.PROBE_BYTES)
+            slot.count_sent(gradient, exchange, 0 if number else extra)
             if total.non_finite(number):
                 slot.void = True
                 self._adapter.warn_of_non_finite(slot.name)

@@ -24,7 +24,8 @@ def with_whole_memory(slot, gradient, made, loss_scale):
         ``gradient`` itself if the memory has nothing; else a new tensor of its shape and dtype.
     """
     slot.payload = None
-    if not slot.state or type(slot.policy.memory) is Residual:
+    # the residual of an embedding table is that of the steps before it was found
+    if not slot.encoder_state or type(slot.policy.memory) is Residual:
         dtype = torch.promote_types(gradient.dtype, torch.float32)
         return slot.with_memory(gradient, made, loss_scale, 1, dtype, divides=False)
     slot.changes = slot.changes and slot.continues

@@ -206,7 +206,6 @@ class FsdpAdapter(DistributedAdapter):
     def framework_settings(self):
         """Return how fully_shard was called, which must be equal on all hosts."""
         return [
-            *super().framework_settings(),
             Setting("shard", f"{self.ranks.rank} of {self.ranks.size}"),
             Setting(
                 "parameter groups",
@@ -318,4 +317,4 @@ class FsdpAdapter(DistributedAdapter):
             self.ranks,
             self.keeper_of,
         )
-        self._follow_loaded_tables()
+        self.follow_tables()
