@@ -2,7 +2,7 @@
 
 Horovod calls ``compress`` when a gradient is ready, and ``decompress`` when its own allreduce of
 that gradient is done. ``compress`` starts a separate collective that sends the payload. It gives
-Horovod a probe of four numbers to reduce in place of the gradient. The reduced probe tells
+Horovod a probe of a few numbers to reduce in place of the gradient. The reduced probe tells
 ``decompress`` which factor Horovod's reduction applies: 1 for a sum, 1 / size for an average.
 """
 
@@ -51,8 +51,8 @@ class Compressor:
             through Horovod's own allreduce; or ``"fp16"``, the same converted to float16; or
             ``"rows"``, for embedding tables: all non-zero elements, in 4 bits each
             (docs/accuracy.md). Default: that of :func:`recommended_codec` for the parameter's
-            shape; on PyTorch, ``"rows"`` for embedding tables, which the gradients of the first
-            step show. To treat parameters differently, give an ordered mapping of name patterns to
+            shape; on PyTorch, ``"rows"`` for embedding tables, which their first gradients show. To
+            treat parameters differently, give an ordered mapping of name patterns to
             these, such as ``{"embed*": "rows", "*.bias": "fp16"}``: the first pattern that matches
             counts, ``*`` and ``?`` are wildcards, and parameters that no pattern matches get the
             default. Or give a function of (name, shape) that returns one of these, or None for the
@@ -246,7 +246,8 @@ class Compressor:
 
         Returns:
             A pair of the tensor that Horovod reduces and a context for :meth:`decompress`. The
-            tensor is the probe, (4,) float32, or the gradient itself when it is not compressed.
+            tensor is the probe, (4,) or (6,) float32, or the gradient itself when it is not
+            compressed.
 
         Raises:
             InvalidArgumentError: not the gradient of one of the parameters.
