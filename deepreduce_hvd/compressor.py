@@ -189,7 +189,7 @@ class Compressor:
         """Return what ranks compare of codecs and memories: one of each, or one per parameter."""
         if policies.is_single(self.codec) and policies.is_single(self.memory):
             return policies.text_of(self.codec), repr(self.memory)
-        return "policies", [f"{name}: {policy!r}" for name, policy in self.policies.items()]
+        return "policies", [f"{name}: {policy!r}" for name, policy in self.first_policies.items()]
 
     def _schedule_text(self) -> str:
         if isinstance(self.schedule, Plan):

@@ -101,7 +101,8 @@ class Adapter(TorchAdapter):
             handshake.agree(self)
         self._delivered = False
         if owner is not DIRECT and "momentum" not in self._warned:
-            message = momentum_warning(owner, self.compressor)
+            # what may be an embedding table is known in the next step
+            message = momentum_warning(owner, self.compressor, is_exempt=self.tables.is_undecided)
             if message is not None:
                 self._warn_once("momentum", message)
         last = self._steps.last_of(owner)

@@ -261,25 +261,30 @@ def _slots(compressor):
     return {slot.parameter: slot for slot in compressor.adapter.slots.values()}
 
 
-def momentum_warning(optimizer, compressor, when="before hvd.DistributedOptimizer"):
+def momentum_warning(
+    optimizer, compressor, when="before hvd.DistributedOptimizer", is_exempt=lambda slot: False
+):
     """Return a warning if an optimizer steps delayed gradients with momentum, else None.
 
-    Frozen parameters do not count.
+    Frozen parameters and embedding tables do not count.
 
-    One that was prepared with another compressor may not know the parameters of this one. ``when``
-    says where to call prepare.
+    Args:
+        optimizer: the optimizer. One that was prepared with another compressor may not know the
+            parameters of this one.
+        compressor: the compressor of the gradients.
+        when: where to call prepare.
+        is_exempt: function of a slot that tells whether it does not count either.
     """
     prepared = optimizer.preparation.compresses if is_prepared(optimizer) else lambda _: False
     groups = [group for group in optimizer.param_groups if momentum_of(group)]
     policies = _policies(compressor) if groups else {}
-    tables, slots = compressor.adapter.tables, _slots(compressor) if groups else {}
+    slots = _slots(compressor) if groups else {}
     for group in groups:
         for parameter in group["params"]:
             policy = policies.get(parameter) if parameter.requires_grad else None
             if policy is None or not policy.delays or prepared(parameter):
                 continue
-            # nothing of a table is delayed, and what is undecided is known in the next step
-            if not (slots[parameter].is_table or tables.is_undecided(slots[parameter])):
+            if not (slots[parameter].is_table or is_exempt(slots[parameter])):
                 name, momentum = _setting_of(group), momentum_of(group)
                 instead = None if _refusal_of(optimizer) is None else f"set {name} to 0 for them"
                 return warning(
