@@ -250,12 +250,6 @@ def _is_wrapped(optimizer):
     return hasattr(optimizer, "_allreduce_delay")
 
 
-def _policies(compressor):
-    """Return {parameter: its policy before any gradient was seen}."""
-    slots = compressor.adapter.slots
-    return {slot.parameter: compressor.first_policies[name] for name, slot in slots.items()}
-
-
 def _slots(compressor):
     """Return {parameter: its slot}."""
     return {slot.parameter: slot for slot in compressor.adapter.slots.values()}
@@ -277,14 +271,14 @@ def momentum_warning(
     """
     prepared = optimizer.preparation.compresses if is_prepared(optimizer) else lambda _: False
     groups = [group for group in optimizer.param_groups if momentum_of(group)]
-    policies = _policies(compressor) if groups else {}
     slots = _slots(compressor) if groups else {}
     for group in groups:
         for parameter in group["params"]:
-            policy = policies.get(parameter) if parameter.requires_grad else None
+            slot = slots.get(parameter) if parameter.requires_grad else None
+            policy = None if slot is None else compressor.first_policies[slot.name]
             if policy is None or not policy.delays or prepared(parameter):
                 continue
-            if not (slots[parameter].is_table or is_exempt(slots[parameter])):
+            if not (slot.is_table or is_exempt(slot)):
                 name, momentum = _setting_of(group), momentum_of(group)
                 instead = None if _refusal_of(optimizer) is None else f"set {name} to 0 for them"
                 return warning(
@@ -366,8 +360,8 @@ def prepare(optimizer, compressor):
     if refusal is not None:
         raise InvalidArgumentError(f"prepare: {refusal}")
     original = type(optimizer)
-    policies = _policies(compressor)
     slots = _slots(compressor)
+    policies = {one: compressor.first_policies[slot.name] for one, slot in slots.items()}
     preparation = Preparation(
         compressor,
         policies.get,

@@ -160,35 +160,6 @@ def scenario_tables_keep_the_betas_of_a_prepared_optimizer(directory):
             torch.testing.assert_close(network.layer.weight, other, rtol=1e-5, atol=1e-7)
 
 
-def scenario_a_table_of_an_optimizer_whose_results_come_last_elsewhere(directory):
-    """Ranks request the results of two optimizers in other orders, and find tables of both."""
-    networks = [_Model(1), _Model(1)]
-    named = [
-        (f"{number}.{name}", parameter)
-        for number, network in enumerate(networks)
-        for name, parameter in network.named_parameters()
-    ]
-    compressor = dr.Compressor(parameters=named)
-    optimizers = [
-        hvd.DistributedOptimizer(
-            dr.prepare(torch.optim.SGD(network.parameters(), 1e-3, momentum=0.9), compressor),
-            named_parameters=[pair for pair in named if pair[0].startswith(f"{number}.")],
-            compression=compressor,
-        )
-        for number, network in enumerate(networks)
-    ]
-    order = [0, 1] if hvd.rank() % 2 else [1, 0]
-    for step in range(3):
-        for number in (0, 1):
-            optimizers[number].zero_grad()
-            networks[number]([torch.arange(step, step + 5) + hvd.rank()]).backward()
-        for number in order:
-            optimizers[number].step()
-        assert_equal_everywhere(named, f"two optimizers with tables {step}")
-    tables = {name for name, one in compressor.policies.items() if one.memory == dr.NoMemory()}
-    assert {"0.table.0.weight", "1.table.0.weight"} <= tables, tables
-
-
 def scenario_a_loaded_state_knows_the_tables(directory):
     """Training goes on bit for bit, also where the next gradient looks otherwise."""
     for kind, settings in ((torch.optim.Adam, {}), (torch.optim.SGD, {"momentum": 0.9})):
