@@ -48,7 +48,12 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None, make_ran
     optimizer = task.optimizer(model, learning_rate)
     slots = {
         name: types.SimpleNamespace(
-            parameter=parameter, steps=1, untimed_steps=0, uncompressed_path=None, is_table=None
+            name=name,
+            parameter=parameter,
+            steps=1,
+            untimed_steps=0,
+            uncompressed_path=None,
+            is_table=None,
         )
         for name, parameter in named.items()
     }

@@ -275,10 +275,10 @@ def momentum_warning(
     for group in groups:
         for parameter in group["params"]:
             slot = slots.get(parameter) if parameter.requires_grad else None
-            policy = None if slot is None else compressor.first_policies[slot.name]
-            if policy is None or not policy.delays or prepared(parameter):
+            if slot is None or slot.is_table or is_exempt(slot) or prepared(parameter):
                 continue
-            if not (slot.is_table or is_exempt(slot)):
+            policy = compressor.first_policies[slot.name]
+            if policy.delays:
                 name, momentum = _setting_of(group), momentum_of(group)
                 instead = None if _refusal_of(optimizer) is None else f"set {name} to 0 for them"
                 return warning(
