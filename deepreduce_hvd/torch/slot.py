@@ -104,9 +104,9 @@ class Slot:
 
     @property
     def encoder_state(self):
-        """The state that the encoder reads and writes.
+        """The part of ``state`` that the encoder reads and writes.
 
-        It is empty for an embedding table, whose memory is that of the steps before it was found.
+        It is empty for an embedding table: its residual is left from before it was found.
         """
         return self.state if self.policy.memory.state else ()
 
@@ -119,6 +119,7 @@ class Slot:
             gradient, made, loss_scale: as for :meth:`with_memory`.
         """
         if self.state and not self.encoder_state:
+            # as float32, which does not round; the payload is that of one rank
             dtype = torch.promote_types(gradient.dtype, torch.float32)
             whole = gradient.to(dtype) if self.remembers else gradient
             return self.with_memory(whole, made, loss_scale, 1, dtype, divides=False)
