@@ -308,7 +308,7 @@ def test_a_parameter_is_compressed_again_after_a_sparse_gradient():
         SimpleNamespace(d=2000, scheme="Allgather()"),
     )
     slot.count_sent(
-        torch.ones(100, 20), SimpleNamespace(channel=channel, bucket=bucket), roll_call_bytes=0
+        torch.ones(100, 20), SimpleNamespace(channel=channel, bucket=bucket), control_bytes=0
     )
     assert compressor.stats()["table"]["path"] == "compressed"
 

@@ -183,8 +183,8 @@ def test_a_step_is_freed_without_the_garbage_collector():
 
     gradients = [torch.randn(2000) for _ in range(3)]
     slots = [
-        Any(name=str(n), key=n, state=(torch.zeros(2000),), threshold=torch.zeros(1), steps=4)
-        for n in range(3)
+        Any(name=str(n), key=n, state=(state,), encoder_state=(state,), threshold=hint, steps=4)
+        for n, (state, hint) in enumerate((torch.zeros(2000), torch.zeros(1)) for _ in range(3))
     ]
     bucket = Bucket(
         CODEC, dr.Residual(), [HostMember(s, g, False) for s, g in zip(slots, gradients)]
