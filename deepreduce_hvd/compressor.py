@@ -212,6 +212,7 @@ class Compressor:
             Setting("dense_below", str(self.dense_below)),
             Setting("seed", str(self.seed)),
             Setting("loss_scale", "not given" if self.loss_scale is None else "given"),
+            Setting("parameters that may be embedding tables", sorted(self.table_candidates)),
             Setting("number of parameters", str(len(self.adapter.slots))),
             Setting(
                 "parameters",

@@ -80,8 +80,8 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None, make_ran
             return {"metric": None, "bytes": ranks.sent_bytes / max(ranks.steps, 1), "steps": step}
         for name, summed in ranks.mean(gradients).items():
             named[name].grad.copy_(torch.from_numpy(summed).view_as(named[name]))
-        for name in ranks.tables:
-            slots[name].is_table = True
+        for name, slot in slots.items():
+            slot.is_table = name in ranks.tables
         if task.clip is not None and not candidate.clips_before:
             _clip(model, task.clip * candidate.clip_factor)
         optimizer.step()
@@ -113,6 +113,7 @@ def _prepare(optimizer, ranks, slots):
     compressor = types.SimpleNamespace(
         policies=policies,
         first_policies=policies,
+        table_candidates=frozenset(),
         adapter=types.SimpleNamespace(
             slots=slots, sends_nothing=lambda slot: False, why_unused=lambda slots: None
         ),

@@ -104,20 +104,39 @@ class EmbeddingTables:
     def follow(self, slots: Mapping[str, Any]) -> None:
         """Set the policies of the compressor to what the slots say.
 
+        A loaded state may be of a compressor that had other candidates: what it says on parameters
+        that are none here is forgotten.
+
         Args:
             slots: slots of the parameters, by name.
         """
         compressor = self._compressor
+        for name, slot in slots.items():
+            if name not in compressor.table_candidates:
+                slot.is_table = None
         rows = {
             name: Policy(CODEC, rows_codec(self._is_on_gpu(name)), NoMemory())
             for name in self.names(slots)
         }
         compressor.policies = {**compressor.first_policies, **rows}
 
-    def names(self, slots: Mapping[str, Any]) -> list[str]:
+    @staticmethod
+    def names(slots: Mapping[str, Any]) -> list[str]:
         """Return the names of the tables that have the codec "rows"."""
-        candidates = self._compressor.table_candidates
-        return [name for name, slot in slots.items() if slot.is_table and name in candidates]
+        return [name for name, slot in slots.items() if slot.is_table]
+
+    def follow_devices(self, slots: Mapping[str, Any]) -> None:
+        """Change the index codec of tables that were moved from or to a GPU.
+
+        Args:
+            slots: slots of the tables, by name.
+        """
+        policies = dict(self._compressor.policies)
+        for name in slots:
+            codec = rows_codec(self._is_on_gpu(name))
+            if policies[name].codec != codec:
+                policies[name] = Policy(CODEC, codec, NoMemory())
+        self._compressor.policies = policies
 
     def take_delayed(self) -> list[str]:
         """Return the tables that keep their codec and are not yet named in a warning."""

@@ -119,7 +119,7 @@ def profiled(policies, times, slots):
     compressed = [
         name
         for name in sorted(ready, key=ready.__getitem__)
-        if not policies[name].dense and elements[name]
+        if not policies[name].dense and elements[name] and not slots[name].is_table
     ]
     return [name for name in compressed if policies[name].selects] or compressed
 

@@ -140,7 +140,7 @@ class Adapter(TorchAdapter):
             # without a probe, or with one rank, the factor does not tell it
             slot.reduction = wire.AVERAGE if caller.owner.op == hvd.Average else wire.SUM
         undecided = self.tables.is_undecided(slot)
-        seen = self.look_for_table(slot, tensor)
+        seen = self.look_for_table(slot, tensor) if slot.made else (False, False)
         self.look_for_discarded(slot, self._parameters)
         made, slot.made = slot.made, False
         if slot.dense:
@@ -272,16 +272,16 @@ class Adapter(TorchAdapter):
             raise
         if self.transport.size > 1:
             slot.reduction = wire.reduction_of(scale, self.transport.size)
-        if len(probe) > wire.PROBE_NUMBERS:
-            as_table, as_other = probe[wire.PROBE_NUMBERS :]
-            self.tables.decide(slot, as_table > 0, as_other > 0)
-            if slot.is_table:
-                self.follow_tables()
         memory = pending.memory_for_result(tensor)
         self._probes.give_back(pending.kept)
         self._exchanges.run(step, self._steps.flights_beside, self.transport)
         exchange = flight.exchange
         total = exchange.finish()
+        if len(probe) > wire.PROBE_NUMBERS:
+            as_table, as_other = probe[wire.PROBE_NUMBERS :]
+            self.tables.decide(slot, as_table != 0, as_other != 0)
+            if slot.is_table:
+                self.follow_tables()
         started = time.perf_counter()
         number = flight.numbers[slot]
         slot.encode_seconds += exchange.encode_seconds(number)
@@ -356,11 +356,11 @@ class Adapter(TorchAdapter):
 
     def forget_steps(self):
         """Discard the steps in progress."""
+        self._exchanges.forget()  # first, because threads read the policies
         for name, slot in self.slots.items():
             slot.last_step = None
             slot.policy = self.compressor.policies[name]
         self._steps.forget()
-        self._exchanges.forget()
         self.times.forget()
         self.scheduler.restart()
         self.layout = self.scheduler.layout

@@ -143,7 +143,7 @@ class OptimizerSteps:
         self._compressor = compressor
         self._parameters = parameters
         self._tables = tables
-        self._layouts = {}  # (fingerprint of a layout, names of tables) -> Layout
+        self._layouts = {}  # (fingerprint of a layout, (name, policy) of each table) -> Layout
         #: of a compressor with loss scaling, else None
         self._accumulation = (
             None if compressor.loss_scale is None else Accumulation(parameters, hooks=True)
@@ -266,12 +266,14 @@ class OptimizerSteps:
             base: the :class:`~deepreduce_hvd.planning.layout.Layout` without tables.
             slots: slots of the optimizer's parameters.
         """
-        tables = self._tables.names({slot.name: slot for slot in slots})
+        tables = {slot.name: slot for slot in slots if slot.is_table}
         if not tables:
             return base
-        key = base.fingerprint, *tables
+        self._tables.follow_devices(tables)
+        policies = self._compressor.policies
+        key = base.fingerprint, *((name, policies[name]) for name in tables)
         if key not in self._layouts:
-            self._layouts[key] = with_tables(base, self._compressor.policies, tables)
+            self._layouts[key] = with_tables(base, policies, list(tables))
         return self._layouts[key]
 
     def _buckets_of(self, owner, slots, layout):

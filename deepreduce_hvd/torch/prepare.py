@@ -139,7 +139,7 @@ class _Prepared(_Optimizer):
         if not self.preparation.compresses(parameter):
             return False
         slot = self.slots[parameter]
-        if slot.is_table and _suits_tables(group):
+        if _suits_tables(group) and self._is_or_may_be_table(slot):
             return False
         if slot.steps != slot.untimed_steps:
             return slot.uncompressed_path != "sparse"
@@ -147,6 +147,17 @@ class _Prepared(_Optimizer):
         gradient = parameter.grad
         sparse = gradient is not None and gradient.is_sparse
         return not sparse or getattr(self, "sparse_as_dense", False)
+
+    def _is_or_may_be_table(self, slot):
+        """Return whether a parameter is an embedding table, or this is not known yet.
+
+        Then all of its gradients were zero, except in a job that exchanges none.
+        """
+        if slot.is_table is not None:
+            return slot.is_table
+        compressor = self.preparation.compressor
+        may_be = slot.name in compressor.table_candidates
+        return may_be and not compressor.adapter.sends_nothing(slot)
 
     def _split(self, group):
         """Return the groups to step in place of ``group``: those that change, and the rest."""
@@ -192,11 +203,11 @@ def _without_hooks(step):
 
 
 def _suits_tables(group):
-    """Return whether a group's parameters can get momentum when they are found to be tables.
+    """Return whether embedding tables of a group keep their momentum.
 
-    Their gradients were zero before that, so the state of Adam, AdamW, Adamax and RAdam is the same
-    with and without momentum. SGD and RMSprop have other entries in their state with it. Ranks load
-    and broadcast the state, perhaps before they know the tables. NAdam multiplies all momenta.
+    Ranks load and broadcast the state of an optimizer, perhaps before they know the tables. SGD and
+    RMSprop have other entries in their state with momentum. Adam, AdamW, Adamax and RAdam have the
+    same ones. NAdam has the product of all momenta.
     """
     return "betas" in group and "momentum_decay" not in group
 

@@ -132,7 +132,7 @@ def scenario_tables_keep_the_betas_of_a_prepared_optimizer(directory):
     )
     for make, without, keeps in (
         (lambda own: SGD(own, 0.01, momentum=0.9), {"momentum": 0, "lr": 0.1}, False),
-        (lambda own: Adam(own, 0.01), {"betas": (0, 0.999)}, True),
+        (lambda own: Adam(own, 0.01, weight_decay=0.1), {"betas": (0, 0.999)}, True),
         (lambda own: RAdam(own, 0.01), {"betas": (0, 0.999)}, True),
         (lambda own: NAdam(own, 0.01), {"betas": (0, 0.999)}, False),
     ):

@@ -150,6 +150,7 @@ class DdpAdapter(DistributedAdapter):
         self._layouts = Layouts(slots.values())
         self._mirrors = Mirrors()  # of buckets on GPUs that are encoded on the host
         self._streams = {}  # GPU -> DeviceStreams, for buckets that are encoded there
+        self.follow_tables()  # of a state that was loaded before
         for slot in slots.values():
             slot.move_to(self.device_path.home(slot.parameter))  # where gradients are encoded
             if slot.parameter.is_cuda and why_not is not None and not self.alone:

@@ -288,7 +288,11 @@ class DistributedAdapter(TorchAdapter):
         if stepped:
             self._unstepped -= stepped
             when = "before you create a learning rate scheduler"
-            message = None if self.alone else momentum_warning(optimizer, self.compressor, when)
+            message = (
+                None
+                if self.alone
+                else momentum_warning(optimizer, self.compressor, when, self.tables.is_undecided)
+            )
             if message is not None:
                 self._warn_once("momentum", message, stacklevel=5)  # at the call of step
         return not self._unstepped

@@ -1,0 +1,82 @@
+"""Test what is known about embedding tables on one rank: loaded states, devices, profiles."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+hvd = pytest.importorskip("horovod.torch", reason="Horovod is not installed")
+
+import deepreduce_hvd as dr  # noqa: E402
+from deepreduce_hvd.planning.measured_profile import profiled  # noqa: E402
+from deepreduce_hvd.torch.prepare import momentum_warning  # noqa: E402
+
+hvd.init()
+
+
+def model():
+    return torch.nn.ModuleDict(
+        {"table": torch.nn.Embedding(400, 8), "layer": torch.nn.Linear(8, 400)}
+    )
+
+
+def with_table(network, **settings):
+    """Return a compressor that has loaded that ``table.weight`` is one."""
+    compressor = dr.Compressor(parameters=network.named_parameters(), **settings)
+    state = dr.Compressor(parameters=network.named_parameters(), **settings).state_dict()
+    state["parameters"]["table.weight"]["is_table"] = True
+    state["parameters"]["layer.weight"]["is_table"] = False
+    compressor.load_state_dict(state)
+    return compressor
+
+
+def test_a_loaded_table_has_the_codec_rows_and_no_warning():
+    network = model()
+    compressor = with_table(network)
+    rows = dr.Codec(dr.Threshold(0), index=dr.RLE(), value=dr.LloydMax(bits=4))
+    assert compressor.policies["table.weight"].codec == rows
+    assert compressor.policies["layer.weight"].codec == dr.recommended_codec()
+    assert compressor.state_dict()["parameters"]["table.weight"]["is_table"] is True
+    assert momentum_warning(torch.optim.Adam(network["table"].parameters()), compressor) is None
+
+
+def test_a_state_does_not_make_a_table_of_a_parameter_with_a_chosen_memory():
+    """It is delayed, so that it is stepped without momentum, or with a warning."""
+    network = model()
+    compressor = with_table(network, memory=dr.Residual())
+    assert compressor.policies["table.weight"].codec == dr.recommended_codec()
+    optimizer = torch.optim.Adam(network["table"].parameters(), betas=(0.9, 0.999))
+    assert "Adam has betas[0] 0.9" in momentum_warning(optimizer, compressor)
+    dr.prepare(optimizer, compressor)
+    (group,) = optimizer._split(optimizer.param_groups[0])
+    assert group["betas"] == (0.0, 0.999)
+
+
+def test_a_table_that_is_moved_to_a_gpu_gets_an_index_codec_that_works_there():
+    network = model()
+    compressor = with_table(network)
+    tables = compressor.adapter.tables
+    tables._is_on_gpu = lambda name: True
+    tables.follow_devices({"table.weight": compressor.adapter.slots["table.weight"]})
+    assert compressor.policies["table.weight"].codec.index == dr.Rice()
+    assert compressor.policies["layer.weight"].codec == dr.recommended_codec()
+
+
+def test_profiles_leave_tables_out():
+    class Times:
+        ready = {"table.weight": 0.2, "layer.weight": 0.1}  # noqa: RUF012
+
+    compressor = with_table(model())
+    slots = compressor.adapter.slots
+    assert profiled(compressor.first_policies, Times, slots) == ["layer.weight"]
+
+
+def test_candidates_are_compared_between_ranks():
+    network = model()
+    settings = [
+        {one.name: one.value for one in compressor.settings(compressor.adapter.transport)}
+        for compressor in (
+            dr.Compressor(parameters=network.named_parameters()),
+            dr.Compressor(memory=dr.Residual(), parameters=network.named_parameters()),
+        )
+    ]
+    different = [name for name in settings[0] if settings[0][name] != settings[1][name]]
+    assert different == ["parameters that may be embedding tables"]
