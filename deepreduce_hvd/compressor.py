@@ -406,8 +406,8 @@ class Compressor:
         The profile contains when gradients become ready, the seconds of encoding and decoding, and
         the sizes of payloads; with ``schedule="auto"``, also the network. ``profile().save(path)``
         writes a file for ``deepreduce-plan``. With DDP and ``fully_shard``, a gradient counts as
-        ready when PyTorch hands over its bucket. Embedding tables with the codec ``"rows"`` are left
-        out.
+        ready when PyTorch hands over its bucket. Embedding tables that are sent by their rows are
+        left out.
 
         Raises:
             InvalidArgumentError: no step with a compressed gradient is complete yet, the density
