@@ -28,7 +28,8 @@ def on(device):
 def path(codec=CODEC, communicator=None):
     return DevicePath(
         types.SimpleNamespace(
-            policies={"layer": Policy("codec", codec, dr.Residual())},
+            first_policies={"layer": Policy("codec", codec, dr.Residual())},
+            schedule=None,
             communicator=communicator or dr.Allgather(),
         )
     )
