@@ -53,11 +53,15 @@ def test_a_state_does_not_make_a_table_of_a_parameter_with_a_chosen_memory():
 def test_a_table_that_is_moved_to_a_gpu_gets_an_index_codec_that_works_there():
     network = model()
     compressor = with_table(network)
-    tables = compressor.adapter.tables
-    tables._is_on_gpu = lambda name: True
-    tables.follow_devices({"table.weight": compressor.adapter.slots["table.weight"]})
-    assert compressor.policies["table.weight"].codec.index == dr.Rice()
-    assert compressor.policies["layer.weight"].codec == dr.recommended_codec()
+    adapter = compressor.adapter
+    on_host, again, on_gpu = (
+        adapter.tables.layout_of(adapter.scheduler.layout, adapter.slots.values())
+        for adapter.tables._is_on_gpu in (lambda name: False, lambda name: False, lambda name: True)
+    )
+    assert on_host is again and on_host.fingerprint == on_gpu.fingerprint
+    for layout, index in ((on_host, dr.RLE()), (on_gpu, dr.Rice())):
+        assert layout.policies["table.weight"].codec.index == index
+        assert layout.policies["layer.weight"].codec == dr.recommended_codec()
 
 
 def test_profiles_leave_tables_out():

@@ -127,13 +127,18 @@ class VirtualRanks:
         """Return the bucket of each rank with these members."""
         buckets = []
         for rank, own in enumerate(gradients):
-            members = [
-                BucketMember(
-                    name, self._with_memory_of_others(own[name], rank, name), self._states[rank][name], zlib.crc32(name.encode()),
-                    threshold=self._thresholds[rank][name],
+            members = []
+            for name in names:
+                gradient = self._with_memory_of_others(own[name], rank, name)  # may empty the state
+                members.append(
+                    BucketMember(
+                        name,
+                        gradient,
+                        self._states[rank][name],
+                        zlib.crc32(name.encode()),
+                        threshold=self._thresholds[rank][name],
+                    )
                 )
-                for name in names
-            ]  # fmt: skip
             buckets.append(Bucket(codec, memory, members, self.seed, self.steps, rank))
         return buckets
 

@@ -5,6 +5,7 @@ rows that are seldom used, which costs accuracy (docs/accuracy.md). So a compres
 first gradients. Tables that have the default codec get the codec "rows". For all others, it warns.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.planning.policies import ROWS, Policy, rows_codec
+from deepreduce_hvd.planning.layout import Layout, with_tables
+from deepreduce_hvd.planning.policies import ROWS, Policy, rows_codec, some_of
 from deepreduce_hvd.schedule.dag import CODEC, DENSE
 from deepreduce_hvd.stages.memories import NoMemory
 from deepreduce_hvd.stages.sparsifiers import Threshold
@@ -59,6 +61,8 @@ class EmbeddingTables:
         # names of parameters whose codec does not change, and whose first gradient is known
         self._looked_at: set[str] = set()
         self._delayed: list[str] = []  # tables among them, until a warning names them
+        # (fingerprint of a layout, (name, policy) of each table) -> the layout with these tables
+        self._layouts: dict[tuple, Layout] = {}
 
     def is_undecided(self, slot: Any) -> bool:
         """Return whether the next gradient of a slot may show that it is a table, or another layer.
@@ -114,29 +118,40 @@ class EmbeddingTables:
         for name, slot in slots.items():
             if name not in compressor.table_candidates:
                 slot.is_table = None
-        rows = {
-            name: Policy(CODEC, rows_codec(self._is_on_gpu(name)), NoMemory())
-            for name in self.names(slots)
+        compressor.policies = {
+            **compressor.first_policies,
+            **{name: self.policy_of(slots[name]) for name in self.names(slots)},
         }
-        compressor.policies = {**compressor.first_policies, **rows}
+
+    def policy_of(self, slot: Any) -> Policy:
+        """Return the policy of a parameter now, without a plan."""
+        if not slot.is_table:
+            found: Policy = self._compressor.first_policies[slot.name]
+            return found
+        return _rows(self._is_on_gpu(slot.name))
+
+    def layout_of(self, base: Layout, slots: Iterable[Any]) -> Layout:
+        """Return the layout of a step: ``base``, with the policies of the tables among some slots.
+
+        The same tables on the same devices give the same object.
+
+        Args:
+            base: the layout without tables, which has no plan if there are any.
+            slots: slots of the step. With several optimizers, another rank may not know the tables
+                of the others yet.
+        """
+        tables = {slot.name: self.policy_of(slot) for slot in slots if slot.is_table}
+        if not tables:
+            return base
+        key = base.fingerprint, *tables.items()
+        if key not in self._layouts:
+            self._layouts[key] = with_tables(base, tables)
+        return self._layouts[key]
 
     @staticmethod
     def names(slots: Mapping[str, Any]) -> list[str]:
         """Return the names of the tables that have the codec "rows"."""
         return [name for name, slot in slots.items() if slot.is_table]
-
-    def follow_devices(self, slots: Mapping[str, Any]) -> None:
-        """Change the index codec of tables that were moved from or to a GPU.
-
-        Args:
-            slots: slots of the tables, by name.
-        """
-        policies = dict(self._compressor.policies)
-        for name in slots:
-            codec = rows_codec(self._is_on_gpu(name))
-            if policies[name].codec != codec:
-                policies[name] = Policy(CODEC, codec, NoMemory())
-        self._compressor.policies = policies
 
     def take_delayed(self) -> list[str]:
         """Return the tables that keep their codec and are not yet named in a warning."""
@@ -146,7 +161,13 @@ class EmbeddingTables:
     def notes(self, slots: Mapping[str, Any]) -> list[str]:
         """Return sentences for the user."""
         names = self.names(slots)
-        return [f'Embedding tables, with the codec "rows": {_some(names)}.'] if names else []
+        return [f'Embedding tables, with the codec "rows": {some_of(names)}.'] if names else []
+
+
+@functools.cache
+def _rows(on_gpu: bool) -> Policy:
+    """Return the policy of a table. One object saves the comparison of its stages."""
+    return Policy(CODEC, rows_codec(on_gpu), NoMemory())
 
 
 def agree(tables: EmbeddingTables, slots: Iterable[Any], seen: Mapping[str, Any], transport: Any):
@@ -177,7 +198,7 @@ def warning(names: Iterable[str], compressor: Any) -> str:
         way, effect = DENSE, "send them uncompressed"
     patterns = ", ".join(f'"{_literal(name)}": "{way}"' for name in listed[:_MOST_NAMES])
     return (
-        f"the gradient of {_some(listed)} is zero in most rows, as that of an embedding table."
+        f"the gradient of {some_of(listed)} is zero in most rows, as that of an embedding table."
         " Error feedback delays rows that are seldom used, which costs accuracy. To"
         f" {effect}, write dr.Compressor({{{patterns}}}, parameters=...)"
     )
@@ -190,11 +211,6 @@ def _can_have_rows(compressor: Any) -> bool:
     except InvalidArgumentError:
         return False
     return compressor.schedule is None  # plans need one codec
-
-
-def _some(names):
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _literal(name):

@@ -99,17 +99,15 @@ def of_plan(policies: Mapping[str, Policy], fingerprint: int, plan: Plan) -> Lay
     )
 
 
-def with_tables(base: Layout, policies: Mapping[str, Policy], tables: Sequence[str]) -> Layout:
+def with_tables(base: Layout, tables: Mapping[str, Policy]) -> Layout:
     """Return a layout without a plan in which embedding tables have other policies.
 
     Args:
         base: the layout without them.
-        policies: {name: policy} of the tables, and perhaps of others.
-        tables: their names.
+        tables: {name: policy} of the tables. Their index codecs depend on the rank's devices.
     """
-    changed = {name: policies[name] for name in tables}
     fingerprint = zlib.crc32(repr(list(tables)).encode(), base.fingerprint)
-    return dataclasses.replace(base, policies={**base.policies, **changed}, fingerprint=fingerprint)
+    return dataclasses.replace(base, policies={**base.policies, **tables}, fingerprint=fingerprint)
 
 
 def _expect_members(message: Message, policies: Mapping[str, Policy]) -> None:

@@ -289,9 +289,9 @@ def _expect_patterns(what: str, given: Mapping[Any, Any], shapes: Iterable[str])
             earlier = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
             got = (
                 "one that earlier patterns leave nothing: the first match counts, and they match"
-                f" {_some(earlier)}"
+                f" {some_of(earlier)}"
                 if earlier
-                else f"one that matches none of {_some(names)}"
+                else f"one that matches none of {some_of(names)}"
             )
             if not earlier and _is_literal(pattern, names):
                 got += "; write [[] for a [ in a name"
@@ -308,6 +308,7 @@ def _is_literal(pattern: str, names: list[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, literal) for name in names)
 
 
-def _some(names: list[str]) -> str:
+def some_of(names: list[str]) -> str:
+    """Return the first names as text, and how many more there are."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more

@@ -95,27 +95,15 @@ class Scheduler:
         self._on_host = on_host
         self._communicators = communicators
         self._schedule = compressor.schedule
-        # without tables, which are not part of profiles
         policies = compressor.first_policies if self._schedule is None else compressor.policies
         self._base = layout.of_settings(policies, compressor.fingerprint)
         if isinstance(self._schedule, Plan):
             self._base = layout.of_plan(compressor.policies, compressor.fingerprint, self._schedule)
-        self._first = self._base  # the layout of the first step
         self.restart()
-
-    def use_tables(self, tables):
-        """Send embedding tables by their rows from the next step on; there is no plan.
-
-        Args:
-            tables: the names of all tables found so far, which have their policies.
-        """
-        policies = self._compressor.policies
-        self._first = layout.with_tables(self._base, policies, tables) if tables else self._base
-        self.layout = self._first
 
     def restart(self):
         """Forget all measurements, because the ranks may have changed."""
-        self.layout = self._first
+        self.layout = self._base
         self.trials = []
         self._measured = {}
         self._costs = self._curve = self._fitted = None

@@ -133,7 +133,7 @@ class Adapter(TorchAdapter):
         slot.settle()
         if slot.last_step is not None:
             self._close(slot.last_step)
-        step.add(slot, self.compressor.policies)
+        step.add(slot, self.tables.policy_of)
         self._steps.note_exchange(slot)
         slot.steps += 1
         if caller.owner is not DIRECT and (slot.dense or self.transport.size == 1):

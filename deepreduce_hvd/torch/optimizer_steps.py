@@ -2,7 +2,6 @@
 
 import weakref
 
-from deepreduce_hvd.planning.layout import with_tables
 from deepreduce_hvd.torch.accumulation import Accumulation
 from deepreduce_hvd.torch.caller import DIRECT, is_step_after_synchronize
 from deepreduce_hvd.torch.optimizer_buckets import Flight, OptimizerBuckets, SeparateBuckets
@@ -55,17 +54,17 @@ class OptimizerStep:
             return True
         return self.delivering and (self.owned or gradients_made != self._gradients_made)
 
-    def add(self, slot, policies):
+    def add(self, slot, policy_of):
         """Add a slot whose gradient has come; the step's layout says how it is sent.
 
         Args:
             slot: the slot.
-            policies: those for gradients without an optimizer, {name: policy}. A direct call may
-                come after a result of its step, which shows that a parameter is a table.
+            policy_of: function of a slot that returns its policy now, for gradients without an
+                optimizer: their step may begin before it is known that one is of a table.
         """
         slot.last_step = self
         # only now: its previous gradient may still have been in flight when the layout changed
-        slot.policy = (self.layout.policies if self.owned else policies)[slot.name]
+        slot.policy = self.layout.policies[slot.name] if self.owned else policy_of(slot)
         slot.continues = self.continues
         self.slots.append(slot)
         self._compressed += not slot.dense
@@ -143,7 +142,6 @@ class OptimizerSteps:
         self._compressor = compressor
         self._parameters = parameters
         self._tables = tables
-        self._layouts = {}  # (fingerprint of a layout, (name, policy) of each table) -> Layout
         #: of a compressor with loss scaling, else None
         self._accumulation = (
             None if compressor.loss_scale is None else Accumulation(parameters, hooks=True)
@@ -229,7 +227,7 @@ class OptimizerSteps:
         buckets = self._apart
         if owner is not DIRECT:
             slots = self._slots_of(owner)
-            layout = self._with_tables(layout, slots)
+            layout = self._tables.layout_of(layout, slots)
             buckets = self._buckets_of(owner, slots, layout)
         step = self._last[owner] = OptimizerStep(
             buckets, layout, self._loss_scale(), device_sums, self._parameters.gradients_made, leads
@@ -256,25 +254,6 @@ class OptimizerSteps:
         """Return the slots of an optimizer's parameters."""
         owned = {id(parameter) for group in owner.param_groups for parameter in group["params"]}
         return [slot for slot in self._parameters if id(slot.parameter) in owned]
-
-    def _with_tables(self, base, slots):
-        """Return a layout with the policies of the embedding tables among an optimizer's slots.
-
-        Only its own tables count: another rank may not know those of other optimizers yet.
-
-        Args:
-            base: the :class:`~deepreduce_hvd.planning.layout.Layout` without tables.
-            slots: slots of the optimizer's parameters.
-        """
-        tables = {slot.name: slot for slot in slots if slot.is_table}
-        if not tables:
-            return base
-        self._tables.follow_devices(tables)
-        policies = self._compressor.policies
-        key = base.fingerprint, *((name, policies[name]) for name in tables)
-        if key not in self._layouts:
-            self._layouts[key] = with_tables(base, policies, list(tables))
-        return self._layouts[key]
 
     def _buckets_of(self, owner, slots, layout):
         """Return the buckets of the gradients of an optimizer, which has these slots.

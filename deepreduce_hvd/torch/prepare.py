@@ -7,6 +7,13 @@ import torch
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.preparation import Preparation, momentum_in_use, undo, warning
+from deepreduce_hvd.torch.parameter_groups import (
+    factors_of_group,
+    momentum_of,
+    setting_of,
+    suits_tables,
+    without_momentum,
+)
 from deepreduce_hvd.torch.slot import Slot
 from deepreduce_hvd.torch.unattached import warn_if_unused
 
@@ -134,12 +141,13 @@ class _Prepared(_Optimizer):
 
         It is if parts of its gradients are sent in later steps. Sparse gradients that are not made
         dense are summed by Horovod itself, in full. Nothing of an embedding table is delayed
-        either, so it keeps its momentum, but not in all optimizers, see :func:`_suits_tables`.
+        either, so it keeps its momentum, but not in all optimizers, see
+        :func:`~deepreduce_hvd.torch.parameter_groups.suits_tables`.
         """
         if not self.preparation.compresses(parameter):
             return False
         slot = self.slots[parameter]
-        if _suits_tables(group) and self._is_or_may_be_table(slot):
+        if suits_tables(group) and self._is_or_may_be_table(slot):
             return False
         if slot.steps != slot.untimed_steps:
             return slot.uncompressed_path != "sparse"
@@ -172,7 +180,7 @@ class _Prepared(_Optimizer):
                 memory = self.preparation.policy_of(parameter).memory
                 own = momentum_in_use(adapter, self.slots[parameter], memory)
                 if own not in factors_of:
-                    factors_of[own] = _factors(self.preparation, own, group)
+                    factors_of[own] = factors_of_group(self.preparation, own, group)
                 factors = factors_of[own]
             if factors is None:
                 rest.append(parameter)
@@ -180,7 +188,7 @@ class _Prepared(_Optimizer):
                 by_factors.setdefault(factors, []).append(parameter)
         if not by_factors:
             return [group]
-        plain = _without_momentum(group)
+        plain = without_momentum(group)
         stepped = []
         for (rate, decay), own in by_factors.items():
             stepped.append({**plain, "params": own})
@@ -200,55 +208,6 @@ def _without_hooks(step):
     while getattr(step, "__code__", None) is _HOOKS_CODE:
         step = step.__wrapped__
     return step
-
-
-def _suits_tables(group):
-    """Return whether embedding tables of a group keep their momentum.
-
-    Ranks load and broadcast the state of an optimizer, perhaps before they know the tables. SGD and
-    RMSprop have other entries in their state with momentum. Adam, AdamW, Adamax and RAdam have the
-    same ones. NAdam has the product of all momenta.
-    """
-    return "betas" in group and "momentum_decay" not in group
-
-
-def _factors(preparation, own, group):
-    """Return the factors of the learning rate and of the weight decay of compressed parameters.
-
-    Return None if their group is stepped as it is. ``own`` is the momentum of their memory.
-    """
-    return preparation.factors(
-        own,
-        momentum_of(group),
-        dampening=group.get("dampening", 0),
-        scales_learning_rate="betas" not in group,
-        decays=bool(group.get("weight_decay", 0)) and not group.get("decoupled_weight_decay"),
-    )
-
-
-def _without_momentum(group):
-    """Return the settings of a group with a momentum of 0."""
-    plain = dict(group)
-    if "betas" in group:
-        first, second = group["betas"]  # both numbers or both tensors
-        plain["betas"] = first * 0, second
-    elif "momentum" in group:
-        plain["momentum"] = 0.0
-    if "nesterov" in group:
-        plain.update(nesterov=False, dampening=0.0)
-    return plain
-
-
-def momentum_of(group):
-    """Return the momentum of a parameter group: ``momentum``, or the first of ``betas``, or 0."""
-    return group["betas"][0] if "betas" in group else group.get("momentum", 0)
-
-
-def _setting_of(group):
-    """Return the name of the momentum in a parameter group, or None if it has none."""
-    if "betas" in group:
-        return "betas[0]"
-    return "momentum" if "momentum" in group else None
 
 
 def is_prepared(optimizer):
@@ -290,7 +249,7 @@ def momentum_warning(
                 continue
             policy = compressor.first_policies[slot.name]
             if policy.delays:
-                name, momentum = _setting_of(group), momentum_of(group)
+                name, momentum = setting_of(group), momentum_of(group)
                 instead = None if _refusal_of(optimizer) is None else f"set {name} to 0 for them"
                 return warning(
                     type(optimizer).__name__, name, momentum, policy.memory, when, instead=instead
@@ -312,7 +271,7 @@ def _refusal_of(optimizer):
     kind = type(optimizer).__mro__[_is_wrapped(optimizer)]
     if is_prepared(optimizer):
         kind = optimizer.original_class
-    known, setting = _known_kind(kind), _setting_of(optimizer.param_groups[0])
+    known, setting = _known_kind(kind), setting_of(optimizer.param_groups[0])
     advice = (
         "it has no momentum that is known"
         if setting is None
@@ -381,11 +340,11 @@ def prepare(optimizer, compressor):
     )
     changes = preparation.describe(
         original.__name__,
-        _setting_of(optimizer.defaults) or "momentum",
+        setting_of(optimizer.defaults) or "momentum",
         [
             (
                 momentum_of(group),
-                _factors(
+                factors_of_group(
                     preparation,
                     momentum_in_use(
                         compressor.adapter, slots[parameter], policies[parameter].memory

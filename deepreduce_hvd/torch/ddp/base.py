@@ -74,7 +74,7 @@ class DistributedAdapter(TorchAdapter):
             None if compressor.loss_scale is None else VoidSteps(slots.values(), hooks)
         )
         self.host_path = HostPath(None)
-        self._follow(self.scheduler.layout)
+        self._follow()
         self._driver = Driver(self.transport)
         #: thread that encodes the gradients of GPUs; its jobs never fail
         self._copier: Driver | None = None
@@ -127,13 +127,11 @@ class DistributedAdapter(TorchAdapter):
             self.follow_tables()
         self.warn_of_tables()
 
-    def follow_tables(self):
-        super().follow_tables()
-        if self.compressor.table_candidates:
-            self.scheduler.use_tables(self.tables.names(self.slots))
-
-    def _follow(self, layout):
-        """Send the gradients of the steps from now on as ``layout`` says."""
+    def _follow(self):
+        """Send the gradients of the steps from now on as the scheduler and the tables say."""
+        layout = self.tables.layout_of(self.scheduler.layout, self.slots.values())
+        if layout is self.layout and self.ways:
+            return
         self.layout = layout
         known: dict[tuple, Way] = {}
         for name, slot in self.slots.items():
@@ -166,8 +164,7 @@ class DistributedAdapter(TorchAdapter):
         backward_pass = BackwardPass(task)
         try:
             last = self._wait_for_results()
-            if self.layout is not self.scheduler.layout:
-                self._follow(self.scheduler.layout)
+            self._follow()
             if self.void_steps is not None:
                 backward_pass.loss_scale = expect_loss_scale(float(self.compressor.loss_scale()))
                 self.void_steps.begin(backward_pass.loss_scale)
@@ -256,7 +253,7 @@ class DistributedAdapter(TorchAdapter):
             self.void_steps.forget()
         self.times.forget()
         self.scheduler.restart()
-        self._follow(self.scheduler.layout)
+        self._follow()
 
     def sends_nothing(self, slot):
         return self.alone
