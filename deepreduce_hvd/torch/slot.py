@@ -119,7 +119,7 @@ class Slot:
             gradient, made, loss_scale: as for :meth:`with_memory`.
         """
         if self.state and not self.encoder_state:
-            # as float32, which does not round; the payload is that of one rank
+            # float32 does not round; with size 1, nothing is left out for the range of a sum
             dtype = torch.promote_types(gradient.dtype, torch.float32)
             whole = gradient.to(dtype) if self.remembers else gradient
             return self.with_memory(whole, made, loss_scale, 1, dtype, divides=False)
