@@ -20,6 +20,12 @@ import deepreduce_hvd as dr
 from deepreduce_hvd import container
 
 
+def _last_recorded_size():
+    counted = library().dr_test_last_recorded_size
+    counted.restype = ctypes.c_uint64
+    return counted()
+
+
 class RecordedEncodings:
     """A graph that encodes several tensors, as dr_cuda_record_encodings makes it.
 
@@ -28,6 +34,9 @@ class RecordedEncodings:
         memories: list of their memories.
         sizes: list of their numbers of elements.
         states: list of tuples of (d,) float32 arrays, which each launch updates.
+
+    Attributes:
+        size: number of launches, copies and fills in the graph.
     """
 
     def __init__(self, codecs, memories, sizes, states):
@@ -54,6 +63,7 @@ class RecordedEncodings:
             ),
             self._give_memory,
         )  # fmt: skip
+        self.size = _last_recorded_size()
         weakref.finalize(self, library().dr_cuda_free, ctypes.c_void_p(self._graph.value))
 
     def _give_memory(self):
@@ -92,6 +102,9 @@ class RecordedSums:
         codec: the codec of all payloads.
         sizes: list of the numbers of elements.
         most_sizes: for each tensor, a list of the maximum sizes of its payloads in bytes.
+
+    Attributes:
+        size: number of launches, copies and fills in the graph.
     """
 
     def __init__(self, codec, sizes, most_sizes):
@@ -110,6 +123,7 @@ class RecordedSums:
                 workspace, size, ctypes.byref(self._graph),
             )
         )  # fmt: skip
+        self.size = _last_recorded_size()
         weakref.finalize(self, library().dr_cuda_free, ctypes.c_void_p(self._graph.value))
 
     def launch(self, payloads, outs, scale):

@@ -9,7 +9,7 @@ using namespace deepreduce::cuda;
 
 namespace {
 
-__global__ void block_sums(const uint32_t* in, uint32_t* before, uint32_t* totals) {
+__device__ void block_sums(const uint32_t* in, uint32_t* before, uint32_t* totals) {
   __shared__ uint32_t shared[33];
   uint32_t total;
   const uint32_t i = grid_index();
@@ -19,7 +19,7 @@ __global__ void block_sums(const uint32_t* in, uint32_t* before, uint32_t* total
 
 // Each thread writes its element, all wait, and each reads the element of another thread: through
 // shared memory, then by shuffles.
-__global__ void exchange(uint32_t* by_memory, uint32_t* by_xor, uint32_t* by_up, uint32_t* votes,
+__device__ void exchange(uint32_t* by_memory, uint32_t* by_xor, uint32_t* by_up, uint32_t* votes,
                          uint32_t* odd_lanes) {
   uint32_t* shared = dynamic_shared<uint32_t>();
   shared[threadIdx.x] = grid_index();
@@ -31,19 +31,19 @@ __global__ void exchange(uint32_t* by_memory, uint32_t* by_xor, uint32_t* by_up,
   if (threadIdx.x % 2 == 1) odd_lanes[grid_index()] = __shfl_sync(0xAAAAAAAAu, grid_index(), 7);
 }
 
-__global__ void one_misses_the_barrier() {
+__device__ void one_misses_the_barrier() {
   if (threadIdx.x != 3) __syncthreads();
 }
 
-__global__ void one_misses_the_vote() {
+__device__ void one_misses_the_vote() {
   if (threadIdx.x != 3) __syncwarp();
 }
 
-__global__ void waits() { __syncthreads(); }
+__device__ void waits() { __syncthreads(); }
 
 // Each thread reads what another thread wrote: in its own block, without waiting or after a
 // barrier, or in the previous block.
-__global__ void neighbours(uint32_t* numbers, bool waits, uint32_t distance) {
+__device__ void neighbours(uint32_t* numbers, bool waits, uint32_t distance) {
   const uint32_t i = grid_index();
   numbers[i] = i;
   if (waits) __syncthreads();
@@ -69,15 +69,15 @@ void dr_test_block_sums(const uint32_t* in, uint32_t blocks, uint32_t threads, u
                         uint32_t* totals) {
   alignas(256) static uint8_t workspace[256];
   Device device(workspace, sizeof(workspace), nullptr, nullptr);
-  launch(device, block_sums, blocks, threads, 0, in, before, totals);
+  launch<block_sums>(device, blocks, threads, 0, in, before, totals);
 }
 
 void dr_test_exchange(uint32_t blocks, uint32_t threads, uint32_t* by_memory, uint32_t* by_xor,
                       uint32_t* by_up, uint32_t* votes, uint32_t* odd_lanes) {
   alignas(256) static uint8_t workspace[256];
   Device device(workspace, sizeof(workspace), nullptr, nullptr);
-  launch(device, exchange, blocks, threads, 4 * threads, by_memory, by_xor, by_up, votes,
-         odd_lanes);
+  launch<exchange>(device, blocks, threads, 4 * threads, by_memory, by_xor, by_up, votes,
+                   odd_lanes);
 }
 
 // Kernels that break the rules: 0: not all threads reach a barrier; 1: not all lanes reach a vote;
@@ -86,10 +86,10 @@ int dr_test_broken_kernel(int which, char* message) {
   alignas(256) static uint8_t workspace[256];
   Device device(workspace, sizeof(workspace), nullptr, nullptr);
   if (which == 0)
-    return message_of([&] { launch(device, one_misses_the_barrier, 2, 64, 0); }, message);
+    return message_of([&] { launch<one_misses_the_barrier>(device, 2, 64, 0); }, message);
   if (which == 1)
-    return message_of([&] { launch(device, one_misses_the_vote, 2, 64, 0); }, message);
-  return message_of([&] { launch_elementwise(device, waits, 2); }, message);
+    return message_of([&] { launch<one_misses_the_vote>(device, 2, 64, 0); }, message);
+  return message_of([&] { launch_elementwise<waits>(device, 2); }, message);
 }
 
 // For ThreadSanitizer: 0: no race; 1: a race within blocks; 2: a race between blocks.
@@ -98,8 +98,10 @@ void dr_test_race(int which) {
   Device device(workspace, sizeof(workspace), nullptr, nullptr);
   uint32_t* numbers = device.array<uint32_t>(2 * 2 * 64);
   const uint32_t threads = 64;
-  if (which == 2) return launch(device, neighbours, 2, threads, 0, numbers, true, threads);
-  launch(device, neighbours, 1, threads, 0, numbers, which == 0, 1);
+  if (which == 2) return launch<neighbours>(device, 2, threads, 0, numbers, true, threads);
+  launch<neighbours>(device, 1, threads, 0, numbers, which == 0, 1);
 }
+
+uint64_t dr_test_last_recorded_size() { return emulation::last_recorded_size(); }
 
 }  // extern "C"

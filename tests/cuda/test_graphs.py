@@ -17,17 +17,30 @@ CODECS = (
     dr.Codec(dr.TopK(0.05), index=dr.Bloom(fpr=0.02), value=dr.FitPoly()),
     dr.Codec(dr.ChunkTopK(0.15)),
 )
+DENSE_PAYLOAD = 4 * 1000  # bytes, of more than all payloads that are summed here
 MEMORIES = (dr.NoMemory(), dr.Residual(), dr.MomentumCorrection(0.9), dr.LowPass(0.3))
+
+
+def sizes_of(random):
+    """Return numbers of elements, some of which are similar, so that launches are merged."""
+    around = random.choice([1, 5, 64, 700, 3001], int(random.integers(1, 13)))
+    return [int(random.integers(d, d + d // 2 + 1)) for d in around]
+
+
+def some_of(random, choices, count):
+    """Return ``count`` random choices, among few or many of them."""
+    few = random.permutation(len(choices))[: random.integers(1, len(choices) + 1)]
+    return [choices[few[random.integers(len(few))]] for _ in range(count)]
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_graph_encodes_the_gradients_of_each_launch(seed):
     random = np.random.default_rng(seed)
     set_schedule(*SCHEDULES[seed % len(SCHEDULES)])
-    count = int(random.integers(1, 13))
-    codecs = [CODECS[random.integers(len(CODECS))] for _ in range(count)]
-    memories = [MEMORIES[random.integers(len(MEMORIES))] for _ in range(count)]
-    sizes = [int(d) for d in random.choice([1, 5, 64, 700, 3001], count)]
+    sizes = sizes_of(random)
+    count = len(sizes)
+    codecs = some_of(random, CODECS, count)
+    memories = some_of(random, MEMORIES, count)
     states = [
         tuple(placed(np.zeros(d, np.float32)) for _ in memory.state)
         for memory, d in zip(memories, sizes)
@@ -62,7 +75,7 @@ def test_a_graph_sums_the_payloads_of_each_launch(seed):
     random = np.random.default_rng(100 + seed)
     set_schedule(*SCHEDULES[seed % len(SCHEDULES)])
     codec, ranks = CODECS[seed % len(CODECS)], int(random.integers(1, 5))
-    sizes = [int(d) for d in random.choice([1, 5, 64, 700, 3001], int(random.integers(1, 9)))]
+    sizes = sizes_of(random)
     steps = []
     for _ in range(3):
         gradients = [random.standard_normal((ranks, d)).astype(np.float32) for d in sizes]
@@ -86,6 +99,34 @@ def test_a_graph_sums_the_payloads_of_each_launch(seed):
         graph.launch(there, outs, 1 / (1 + number))
         for out, one in zip(outs, expected):
             np.testing.assert_array_equal(out, one)
+
+
+@pytest.mark.parametrize("codec", CODECS[:4], ids=str)
+def test_tensors_of_similar_size_share_launches(codec):
+    sizes, payload = [600 + 7 * i for i in range(20)], DENSE_PAYLOAD
+
+    def encodings(sizes):
+        states = [tuple(placed(np.zeros(d, np.float32)) for _ in range(1)) for d in sizes]
+        return RecordedEncodings(
+            [codec] * len(sizes), [dr.Residual()] * len(sizes), sizes, states
+        ).size
+
+    def sums(sizes):
+        return RecordedSums(codec, sizes, [[payload] * 3] * len(sizes)).size
+
+    for size_of in (encodings, sums):
+        assert 5 < size_of(sizes) <= 1.2 * size_of(sizes[:1])
+        # other sizes have grids of their own
+        assert size_of([*sizes, 5000, 5001]) == 2 * size_of(sizes)
+
+
+def test_tensors_whose_work_sorts_have_launches_of_their_own():
+    codec = dr.Codec(dr.TopK(0.05), index=dr.RawIndex(), value=dr.FitPoly())
+    sizes = [1000] * 3
+    states = [(placed(np.zeros(d, np.float32)),) for d in sizes]
+    many = RecordedEncodings([codec] * 3, [dr.Residual()] * 3, sizes, states)
+    one = RecordedEncodings([codec], [dr.Residual()], sizes[:1], states[:1])
+    assert many.size == 3 * one.size
 
 
 def test_permutations_of_the_host_do_not_repeat():

@@ -13,6 +13,9 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
+constexpr uint32_t kScanThreads = 1024;
+constexpr uint64_t kMostInOneBlock = uint64_t{16} * kScanThreads;
+
 #ifdef __CUDACC__
 struct Larger {
   __host__ __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return a < b ? b : a; }
@@ -28,10 +31,12 @@ void with_scratch(Device& device, const char* what, Call call) {
   if (!device.measuring() && call(scratch, bytes) != cudaSuccess) device.check(what);
   device.release(mark);
 }
-#define DR_ALGORITHM(what, cub_call, host_loop) \
+#define DR_ALGORITHM(what, cub_call, host_loop)             \
+  if (device.kept() != nullptr) device.kept()->add_other(); \
   with_scratch(device, what, [&](void* scratch, size_t& bytes) { return cub_call; })
 #else
-#define DR_ALGORITHM(what, cub_call, host_loop) \
+#define DR_ALGORITHM(what, cub_call, host_loop)             \
+  if (device.kept() != nullptr) device.kept()->add_other(); \
   if (!device.measuring()) emulation::submit([=] { host_loop; })
 
 template <class Key>
@@ -52,8 +57,31 @@ void sort_on_host(const Key* keys, Key* sorted_keys, const uint32_t* items, uint
 }
 #endif
 
+// A prefix sum in one block.
+template <class T, bool inclusive>
+__device__ void scan_in_one_block(const T* in, T* out, uint64_t n) {
+  __shared__ T sums[33];
+  T before = 0, total;
+  for (uint64_t start = 0; start < n; start += kScanThreads, before += total) {
+    const uint64_t i = start + threadIdx.x;
+    const T mine = i < n ? in[i] : T(0);
+    const T sum = before + block_exclusive_sum(mine, sums, &total);
+    if (i < n) out[i] = inclusive ? sum + mine : sum;
+    __syncthreads();  // sums is used again
+  }
+}
+
+// Keeps a prefix sum, if launches are kept and it is short. Returns whether it did.
+template <class T, bool inclusive>
+bool keeps_scan(Device& device, const T* in, T* out, uint64_t n) {
+  if (device.kept() == nullptr || n > kMostInOneBlock) return false;
+  launch<scan_in_one_block<T, inclusive>, kScanThreads>(device, 1, kScanThreads, 0, in, out, n);
+  return true;
+}
+
 template <class T>
 void exclusive(Device& device, const T* in, T* out, uint64_t n) {
+  if (keeps_scan<T, false>(device, in, out, n)) return;
   DR_ALGORITHM("exclusive sum",
                cub::DeviceScan::ExclusiveSum(scratch, bytes, in, out, static_cast<int64_t>(n),
                                              device.stream()),
@@ -62,6 +90,7 @@ void exclusive(Device& device, const T* in, T* out, uint64_t n) {
 
 template <class T>
 void inclusive(Device& device, const T* in, T* out, uint64_t n) {
+  if (keeps_scan<T, true>(device, in, out, n)) return;
   DR_ALGORITHM("inclusive sum",
                cub::DeviceScan::InclusiveSum(scratch, bytes, in, out, static_cast<int64_t>(n),
                                              device.stream()),

@@ -1,6 +1,7 @@
 // Device-wide algorithms: CUB with nvcc, plain loops in the emulator. Only algorithms.cu contains
-// both and includes CUB. Also sums within warps and blocks. All take scratch memory from the
-// workspace and release it.
+// both and includes CUB. If launches are kept, short prefix sums are one block of our own, and
+// other algorithms cannot be kept. Also sums within warps and blocks. All take scratch memory from
+// the workspace and release it.
 //
 // `capacity` is known on the host. It is at least the number of valid elements. Elements beyond the
 // valid ones are also scanned, summed and sorted. For scans they may have any value, for sums they
@@ -8,7 +9,7 @@
 #ifndef DEEPREDUCE_CUDA_ALGORITHMS_CUH
 #define DEEPREDUCE_CUDA_ALGORITHMS_CUH
 
-#include "cuda/device.cuh"
+#include "cuda/launch.cuh"
 
 namespace deepreduce {
 namespace cuda {

@@ -1,24 +1,41 @@
 // The C ABI: converts failures to a status and a message.
 #include <cstdio>
+#include <utility>
+#include <vector>
 
 #include "container/payload.h"
 #include "cuda/graph.cuh"
 #include "cuda/several.cuh"
 
-struct dr_cuda_graph : deepreduce::cuda::Graph {
-  template <class Work>
-  dr_cuda_graph(uint64_t count, void* workspace, uint32_t branches, Work work)
-      : Graph(branches, work), count(count), workspace(workspace) {}
+// A graph, and what its launches need in the workspace.
+struct dr_cuda_graph {
+  dr_cuda_graph(deepreduce::cuda::Several& work, uint64_t count, void* workspace)
+      : count(count),
+        workspace(workspace),
+        arguments_(work.merge(workspace)),
+        arguments_at_(static_cast<uint8_t*>(workspace) + work.arguments_start()),
+        graph_(work.branches(), [&](uint32_t branch, cudaStream_t stream) {
+          work.start(branch, workspace, stream);
+        }) {}
+
+  void launch(cudaStream_t stream) const {
+    // in the order of the stream: earlier work may still use this memory
+    deepreduce::cuda::copy_from_host(arguments_at_, std::exchange(arguments_, {}), stream);
+    graph_.launch(stream);
+  }
 
   const uint64_t count;
   void* const workspace;
+
+ private:
+  mutable std::vector<uint8_t> arguments_;  // empty after the first launch
+  uint8_t* const arguments_at_;
+  const deepreduce::cuda::Graph graph_;
 };
 
 namespace deepreduce {
 namespace cuda {
 namespace {
-
-constexpr uint32_t kBranches = 8;  // of a graph; a device runs more kernels at a time
 
 template <class Work>
 int guarded(dr_context* context, Work work) {
@@ -34,33 +51,23 @@ int guarded(dr_context* context, Work work) {
   }
 }
 
-void expect_workspace(const Branches& branches, size_t bytes) {
-  if (bytes < branches.workspace_bytes())
+void expect_workspace(const Several& work, size_t bytes) {
+  if (bytes < work.workspace_bytes())
     invalid_argument("workspace: expected at least %llu bytes, got %llu",
-                     static_cast<unsigned long long>(branches.workspace_bytes()),
+                     static_cast<unsigned long long>(work.workspace_bytes()),
                      static_cast<unsigned long long>(bytes));
 }
 
 // Starts the work on one stream.
-template <class Work>
-void start(const Work& work, void* workspace, size_t workspace_bytes, cudaStream_t stream) {
-  expect_workspace(work.branches(), workspace_bytes);
-  work.start(0, workspace, stream);
-}
-
-// Records the work on several branches.
-template <class Work>
-dr_cuda_graph* recorded(const Work& work, uint64_t count, void* workspace, size_t workspace_bytes) {
-  expect_workspace(work.branches(), workspace_bytes);
-  return new dr_cuda_graph(
-      count, workspace, work.branches().count(),
-      [&](uint32_t branch, cudaStream_t stream) { work.start(branch, workspace, stream); });
+void start(const Several& work, void* workspace, cudaStream_t stream) {
+  for (uint32_t branch = 0; branch < work.branches(); ++branch)
+    work.start(branch, workspace, stream);
 }
 
 void return_sizes(const Encodings& work, dr_cuda_encoding* encodings, uint64_t count,
                   size_t* workspace_bytes) {
   for (uint64_t i = 0; i < count; ++i) encodings[i].payload_capacity = work.payload_capacity(i);
-  *workspace_bytes = static_cast<size_t>(work.branches().workspace_bytes());
+  *workspace_bytes = static_cast<size_t>(work.workspace_bytes());
 }
 
 const char* text_of(int32_t code) {
@@ -87,11 +94,13 @@ extern "C" {
 int dr_cuda_encode(dr_context* context, const dr_codec* codecs, dr_cuda_encoding* encodings,
                    uint64_t count, void* workspace, size_t* workspace_bytes, void* cuda_stream) {
   return guarded(context, [&] {
-    const Encodings work(codecs, encodings, count, 1);
+    const Encodings work(codecs, encodings, count, Way::in_order);
     if (workspace == nullptr) return return_sizes(work, encodings, count, workspace_bytes);
+    expect_workspace(work, *workspace_bytes);
+    work.check_rooms();
     const auto stream = static_cast<cudaStream_t>(cuda_stream);
     Encodings::set_table(encodings, count, workspace, stream);
-    start(work, workspace, *workspace_bytes, stream);
+    start(work, workspace, stream);
   });
 }
 
@@ -99,9 +108,11 @@ int dr_cuda_record_encodings(dr_context* context, const dr_codec* codecs,
                              dr_cuda_encoding* encodings, uint64_t count, void* workspace,
                              size_t* workspace_bytes, dr_cuda_graph** graph) {
   return guarded(context, [&] {
-    const Encodings work(codecs, encodings, count, kBranches);
+    Encodings work(codecs, encodings, count, Way::recorded);
     if (workspace == nullptr) return return_sizes(work, encodings, count, workspace_bytes);
-    *graph = recorded(work, count, workspace, *workspace_bytes);
+    expect_workspace(work, *workspace_bytes);
+    work.check_rooms();
+    *graph = new dr_cuda_graph(work, count, workspace);
   });
 }
 
@@ -120,14 +131,15 @@ int dr_cuda_decode_sum(dr_context* context, const dr_codec* codec, const dr_cuda
                        uint64_t count, void* workspace, size_t* workspace_bytes,
                        void* cuda_stream) {
   return guarded(context, [&] {
-    const Sums work(*codec, sums, count, 1);
+    const Sums work(*codec, sums, count, Way::in_order);
     if (workspace == nullptr) {
-      *workspace_bytes = static_cast<size_t>(work.branches().workspace_bytes());
+      *workspace_bytes = static_cast<size_t>(work.workspace_bytes());
       return;
     }
+    expect_workspace(work, *workspace_bytes);
     const auto stream = static_cast<cudaStream_t>(cuda_stream);
     Sums::set_table(*codec, sums, count, workspace, stream);
-    start(work, workspace, *workspace_bytes, stream);
+    start(work, workspace, stream);
   });
 }
 
@@ -135,12 +147,13 @@ int dr_cuda_record_sums(dr_context* context, const dr_codec* codec, const dr_cud
                         uint64_t count, void* workspace, size_t* workspace_bytes,
                         dr_cuda_graph** graph) {
   return guarded(context, [&] {
-    const Sums work(*codec, sums, count, kBranches);
+    Sums work(*codec, sums, count, Way::recorded);
     if (workspace == nullptr) {
-      *workspace_bytes = static_cast<size_t>(work.branches().workspace_bytes());
+      *workspace_bytes = static_cast<size_t>(work.workspace_bytes());
       return;
     }
-    *graph = recorded(work, count, workspace, *workspace_bytes);
+    expect_workspace(work, *workspace_bytes);
+    *graph = new dr_cuda_graph(work, count, workspace);
   });
 }
 

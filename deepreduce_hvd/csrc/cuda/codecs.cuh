@@ -10,7 +10,7 @@
 #define DEEPREDUCE_CUDA_CODECS_CUH
 
 #include "codecs.h"
-#include "cuda/device.cuh"
+#include "cuda/launch.cuh"
 #include "support/bits.h"
 
 namespace deepreduce {

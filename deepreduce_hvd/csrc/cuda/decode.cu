@@ -43,7 +43,7 @@ __device__ uint64_t word_of(const uint8_t* data, uint64_t size, uint64_t at) {
   return word;
 }
 
-__global__ void sum_words(const Payload* from, uint64_t* checksum) {
+__device__ void sum_words(const Payload* from, uint64_t* checksum) {
   __shared__ uint64_t shared[33];
   const uint8_t* payload = from->data;
   const uint64_t size = from->size;
@@ -73,7 +73,7 @@ __device__ Refused refused_of(HeaderFault fault) {
 
 // Runs in one thread. After the checks of the header, the order of the checks is that of
 // csrc/container/decode.cc.
-__global__ void open(const Payload* from, uint64_t position, Expected expected, Opened* opened,
+__device__ void open(const Payload* from, uint64_t position, Expected expected, Opened* opened,
                      dr_cuda_result* result) {
   if (refused(result)) return;
   const uint8_t* payload = from->data;
@@ -117,7 +117,7 @@ __global__ void open(const Payload* from, uint64_t position, Expected expected, 
   opened->dense_id = value_id;
 }
 
-__global__ void expect_ascending(const Opened* opened, const uint32_t* indices,
+__device__ void expect_ascending(const Opened* opened, const uint32_t* indices,
                                  dr_cuda_result* result) {
   if (opened->ascending == 0 || refused(result)) return;
   for (uint32_t i = grid_index(); i + 1 < opened->index.count; i += grid_stride())
@@ -130,7 +130,7 @@ __device__ uint32_t half_at(const uint8_t* data, uint32_t i) {
   return static_cast<uint32_t>(at[0]) | static_cast<uint32_t>(at[1]) << 8;
 }
 
-__global__ void check_dense(const Opened* opened, dr_cuda_result* result) {
+__device__ void check_dense(const Opened* opened, dr_cuda_result* result) {
   const DeviceSection* dense = &opened->dense;
   if (skipped(dense, result)) return;
   const bool halves = opened->dense_id != kRawValue;
@@ -148,7 +148,7 @@ __global__ void check_dense(const Opened* opened, dr_cuda_result* result) {
 }
 
 // The indices of a payload are distinct, so no two threads write the same element.
-__global__ void add(const Opened* opened, const uint32_t* indices, const uint32_t* order,
+__device__ void add(const Opened* opened, const uint32_t* indices, const uint32_t* order,
                     const float* values, const SumInputs* inputs, uint32_t d,
                     const dr_cuda_result* result) {
   if (refused(result)) return;
@@ -210,23 +210,23 @@ void decode_sum(Device& device, const dr_codec& codec, uint64_t position, const 
                           stages.index->any_order, elements};
 
   Opened* opened = device.zeros<Opened>(1);
-  launch(device, sum_words, blocks_for((most.size + 7) / 8, 4), kThreads, 0, payload,
-         &opened->checksum);
-  launch(device, open, 1, 1, 0, payload, position, expected, opened, device.result());
+  launch<sum_words>(device, blocks_for((most.size + 7) / 8, 4), kThreads, 0, payload,
+                    &opened->checksum);
+  launch<open>(device, 1, 1, 0, payload, position, expected, opened, device.result());
   uint32_t* indices = device.array<uint32_t>(most.most_indices);
   stages.index->decode(device, &opened->index, elements, most.most_indices, bytes,
                        codec.index.parameters, indices);
   if (stages.index->any_order)
-    launch_elementwise(device, expect_ascending, blocks_for(most.most_indices), opened, indices,
-                       device.result());
+    launch_elementwise<expect_ascending>(device, blocks_for(most.most_indices), opened, indices,
+                                         device.result());
   float* values = device.array<float>(most.most);
   stages.value->decode(device, &opened->value, most.most, bytes, values);
   uint32_t* order = stages.value->sorts ? device.array<uint32_t>(most.most) : nullptr;
   if (stages.value->sorts) read_order(device, &opened->order, most.most, order);
-  launch_elementwise(device, check_dense, blocks_for(std::min<uint64_t>(d, bytes / 2), 4), opened,
-                     device.result());
-  launch_elementwise(device, add, blocks_for(std::max<uint64_t>(most.most, d / 16)), opened,
-                     indices, order, values, inputs, elements, device.result());
+  launch_elementwise<check_dense>(device, blocks_for(std::min<uint64_t>(d, bytes / 2), 4), opened,
+                                  device.result());
+  launch_elementwise<add>(device, blocks_for(std::max<uint64_t>(most.most, d / 16)), opened,
+                          indices, order, values, inputs, elements, device.result());
 }
 
 }  // namespace cuda

@@ -2,6 +2,8 @@
 
 #include <cstdio>
 
+#include "cuda/launch.cuh"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #endif
@@ -18,6 +20,19 @@ constexpr uint64_t kDistance = kAlignment;
 #endif
 
 uint64_t rounded(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+__device__ void fill_bytes(uint8_t* memory, uint32_t word, uint64_t bytes) {
+  const bool aligned = reinterpret_cast<uintptr_t>(memory) % sizeof(word) == 0;
+  const uint64_t words = aligned ? bytes / sizeof(word) : 0;
+  for (uint64_t i = grid_index(); i < words; i += grid_stride())
+    reinterpret_cast<uint32_t*>(memory)[i] = word;
+  for (uint64_t i = words * sizeof(word) + grid_index(); i < bytes; i += grid_stride())
+    memory[i] = static_cast<uint8_t>(word);
+}
+
+__device__ void copy_bytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+  for (uint64_t i = grid_index(); i < bytes; i += grid_stride()) to[i] = from[i];
+}
 }  // namespace
 
 Device::Device(void* workspace, uint64_t workspace_bytes, cudaStream_t stream,
@@ -30,6 +45,12 @@ Device::Device(void* workspace, uint64_t workspace_bytes, cudaStream_t stream,
 #if defined(__SANITIZE_ADDRESS__)
   __asan_poison_memory_region(workspace, workspace_bytes);
 #endif
+}
+
+Device::Device(void* workspace, uint64_t workspace_bytes, KeptLaunches& kept,
+               dr_cuda_result* result)
+    : Device(workspace, workspace_bytes, cudaStream_t{}, result) {
+  kept_ = &kept;
 }
 
 Device::~Device() {
@@ -65,12 +86,20 @@ void Device::release(uint64_t mark) {
 }
 
 void Device::fill(void* memory, uint8_t byte, uint64_t bytes) {
-  if (measuring_ || bytes == 0) return;
+  if (bytes == 0) return;
+  if (kept_ != nullptr)
+    return launch_elementwise<fill_bytes>(*this, blocks_for(bytes / sizeof(uint32_t), 4),
+                                          static_cast<uint8_t*>(memory), byte * 0x01010101u, bytes);
+  if (measuring_) return;
   if (cudaMemsetAsync(memory, byte, bytes, stream_) != cudaSuccess) check("filling memory");
 }
 
 void Device::copy(void* to, const void* from, uint64_t bytes) {
-  if (measuring_ || bytes == 0) return;
+  if (bytes == 0) return;
+  if (kept_ != nullptr)
+    return launch_elementwise<copy_bytes>(*this, blocks_for(bytes), static_cast<uint8_t*>(to),
+                                          static_cast<const uint8_t*>(from), bytes);
+  if (measuring_) return;
   if (cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_) != cudaSuccess)
     check("copying memory");
 }
@@ -87,7 +116,7 @@ void throw_if_failed(cudaError_t error, const char* what) {
 void Device::check(const char* what) { throw_if_failed(cudaGetLastError(), what); }
 
 #ifdef __CUDACC__
-void Device::check_launch(const void* kernel) {
+void check_launch(const void* kernel) {
   const cudaError_t error = cudaGetLastError();
   if (error == cudaSuccess) return;
   const char* name = nullptr;

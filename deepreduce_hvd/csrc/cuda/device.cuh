@@ -3,16 +3,17 @@
 //
 // The same sources are compiled by nvcc and, for tests, by the host's compiler with
 // tests/cuda/emulator on the include path. Rules for kernels:
-//   - Kernels are in an anonymous namespace, take one-dimensional grids, and are started only by
-//     launch or launch_elementwise.
+//   - Kernels are __device__ functions in an anonymous namespace, run on one-dimensional grids, and
+//     are started only by launch or launch_elementwise of launch.cuh.
 //   - Static __shared__ arrays have plain types without initializers. Dynamic shared memory comes
 //     from dynamic_shared<T>().
 //   - All threads of a block reach each __syncthreads, and all lanes of a mask reach each warp
 //     operation. No thread returns before one.
-//   - Kernels with more than 256 threads have __launch_bounds__, so that every device has enough
-//     registers for a block.
+//   - Kernels with more than 256 threads are launched with their number as a template argument, so
+//     that every device has enough registers for a block.
 //   - Counts are in device memory. The host sizes grids by upper bounds, and kernels use
-//     grid_index() and grid_stride().
+//     grid_index() and grid_stride(). A grid may have more blocks than the host asked for, unless
+//     the work also sorts: see launch.cuh.
 //   - Floats are summed in one fixed order. Atomics operate on integers only. The build uses
 //     --fmad=false and no fast math.
 #ifndef DEEPREDUCE_CUDA_DEVICE_CUH
@@ -30,10 +31,6 @@
 #include "support/half.h"
 #include "support/host_device.h"
 
-#ifndef __CUDACC__
-#include "scheduler.h"
-#endif
-
 namespace deepreduce {
 namespace cuda {
 
@@ -42,20 +39,29 @@ constexpr uint32_t kThreads = 256;  // per block, unless a kernel needs another 
 constexpr uint32_t kMostBlocks = 4096;
 constexpr uint64_t kAlignment = 256;  // bytes, of every array in the workspace
 
+class KeptLaunches;
+
 // The stream, workspace and result of one call. While measuring, arrays have invalid addresses, and
 // nothing is launched or copied. The result of measuring is the peak size of the arrays. So host
 // code must do the same whatever the device memory contains.
+//
+// A device can keep launches, fills and copies in place of starting them, to start those of several
+// tensors together.
 class Device {
  public:
-  // Makes a device that measures the size of the workspace.
-  Device() : measuring_(true) {}
+  // Makes a device that measures the size of the workspace. `kept`: gets the launches, whose
+  // addresses are invalid, or null.
+  explicit Device(KeptLaunches* kept = nullptr) : measuring_(true), kept_(kept) {}
   // `workspace`: device memory, 256-byte aligned; `result`: device memory.
   Device(void* workspace, uint64_t workspace_bytes, cudaStream_t stream, dr_cuda_result* result);
+  // Makes a device that keeps what it would start on a stream.
+  Device(void* workspace, uint64_t workspace_bytes, KeptLaunches& kept, dr_cuda_result* result);
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
   bool measuring() const { return measuring_; }
+  KeptLaunches* kept() const { return kept_; }  // null if work is started at once
   cudaStream_t stream() const { return stream_; }
   dr_cuda_result* result() const { return result_; }  // device memory; null while measuring
   uint64_t most_used() const { return most_used_; }   // peak size of the workspace in bytes
@@ -83,15 +89,13 @@ class Device {
   uint64_t mark() const { return used_; }
   void release(uint64_t mark);
 
-  // Sets device memory to a byte, on the stream.
+  // Set and copy device memory, on the stream.
   void fill(void* memory, uint8_t byte, uint64_t bytes);
   void zero(void* memory, uint64_t bytes) { fill(memory, 0, bytes); }
   void copy(void* to, const void* from, uint64_t bytes);
 
   // Throws if the last call of the CUDA runtime failed.
   void check(const char* what);
-  // Throws if the last launch failed, and names its kernel.
-  void check_launch(const void* kernel);
 
  private:
   void* take(uint64_t bytes);
@@ -99,6 +103,7 @@ class Device {
   uint8_t* memory_ = nullptr;
   uint64_t capacity_ = 0, used_ = 0, most_used_ = 0, payload_capacity_ = 0;
   cudaStream_t stream_ = nullptr;
+  KeptLaunches* kept_ = nullptr;
   dr_cuda_result* result_ = nullptr;
 };
 
@@ -112,40 +117,6 @@ inline uint32_t blocks_for(uint64_t items, uint32_t each = 1, uint32_t threads =
   return static_cast<uint32_t>(
       std::min<uint64_t>(std::max<uint64_t>((items + a_block - 1) / a_block, 1), kMostBlocks));
 }
-
-#ifdef __CUDACC__
-#define DR_LAUNCH(needs_fibers)                               \
-  kernel<<<blocks, threads, shared_bytes, device.stream()>>>( \
-      static_cast<Parameters>(arguments)...);                 \
-  device.check_launch(reinterpret_cast<const void*>(kernel))
-#else
-#define DR_LAUNCH(needs_fibers)                                             \
-  emulation::submit([=] {                                                   \
-    emulation::run(blocks, threads, shared_bytes, needs_fibers,             \
-                   [&] { kernel(static_cast<Parameters>(arguments)...); }); \
-  })
-#endif
-
-// Starts kernel<<<blocks, threads, shared_bytes>>>(arguments...) on the stream of the call. Does
-// nothing while measuring. Static and dynamic shared memory together are at most 48 KB, the limit
-// of a kernel that does not ask for more.
-template <class... Parameters, class... Arguments>
-void launch(Device& device, void (*kernel)(Parameters...), uint32_t blocks, uint32_t threads,
-            uint32_t shared_bytes, Arguments... arguments) {
-  if (device.measuring()) return;
-  DR_LAUNCH(true);
-}
-
-// The same for kernels whose threads never wait for each other, so without __syncthreads and warp
-// operations. The emulator runs them as a plain loop.
-template <class... Parameters, class... Arguments>
-void launch_elementwise(Device& device, void (*kernel)(Parameters...), uint32_t blocks,
-                        Arguments... arguments) {
-  if (device.measuring()) return;
-  constexpr uint32_t threads = kThreads, shared_bytes = 0;
-  DR_LAUNCH(false);
-}
-#undef DR_LAUNCH
 
 __device__ inline uint32_t grid_index() { return blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ inline uint32_t grid_stride() { return gridDim.x * blockDim.x; }

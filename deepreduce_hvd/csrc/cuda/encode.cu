@@ -11,7 +11,7 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-__global__ void begin_plan(const uint32_t* count, uint32_t d, Plan* plan,
+__device__ void begin_plan(const uint32_t* count, uint32_t d, Plan* plan,
                            const dr_cuda_result* result) {
   plan->all = result->non_finite == 0 && *count == d;
   plan->index_count = plan->all != 0 ? 0 : *count;
@@ -19,7 +19,7 @@ __global__ void begin_plan(const uint32_t* count, uint32_t d, Plan* plan,
 
 // Determines what is sent after a lossy index codec: its indices and the values there, or all
 // elements if all are selected.
-__global__ void settle(const Plan* plan, Accumulated sum, const uint32_t* selected_count,
+__device__ void settle(const Plan* plan, Accumulated sum, const uint32_t* selected_count,
                        const uint32_t* selected, const float* selected_values,
                        const uint32_t* decoded_count, const uint32_t* decoded, bool values_stay,
                        uint32_t* count_out, uint32_t* indices, float* values,
@@ -34,7 +34,7 @@ __global__ void settle(const Plan* plan, Accumulated sum, const uint32_t* select
   }
 }
 
-__global__ void reorder(const Plan* plan, const uint32_t* indices, const uint32_t* order,
+__device__ void reorder(const Plan* plan, const uint32_t* indices, const uint32_t* order,
                         uint32_t* reordered) {
   for (uint32_t j = grid_index(); j < plan->index_count; j += grid_stride())
     reordered[j] = indices[order[j]];
@@ -108,7 +108,7 @@ void encode(Device& device, const dr_codec& codec, const Encoding& encoding) {
   const bool always_all = selected.indices == nullptr, maybe_all = selected.capacity == d;
   const bool sorts = stages.value->sorts,
              reorders = !always_all && sorts && stages.index->any_order;
-  launch(device, begin_plan, 1, 1, 0, selected.count, d, plan, device.result());
+  launch<begin_plan>(device, 1, 1, 0, selected.count, d, plan, device.result());
 
   Sent sent{selected.capacity, selected.count, selected.indices, selected.values};
   Parts parts{};
@@ -141,9 +141,10 @@ void encode(Device& device, const dr_codec& codec, const Encoding& encoding) {
       uint32_t* count = device.array<uint32_t>(1);
       uint32_t* indices = device.array<uint32_t>(capacity);
       float* values = device.array<float>(capacity);
-      launch_elementwise(device, settle, blocks_for(capacity), plan, sum, selected.count,
-                         selected.indices, selected.values, index.decoded_count, index.decoded,
-                         index.values_stay, count, indices, values, device.result());
+      launch_elementwise<settle>(device, blocks_for(capacity), plan, sum, selected.count,
+                                 selected.indices, selected.values, index.decoded_count,
+                                 index.decoded, index.values_stay, count, indices, values,
+                                 device.result());
       sent = {capacity, count, indices, values};
     }
   }
@@ -163,8 +164,8 @@ void encode(Device& device, const dr_codec& codec, const Encoding& encoding) {
   stages.value->encode(device, value);
   if (reorders) {
     uint32_t* reordered = device.array<uint32_t>(selected.capacity);
-    launch_elementwise(device, reorder, blocks_for(selected.capacity), plan, selected.indices,
-                       order, reordered);
+    launch_elementwise<reorder>(device, blocks_for(selected.capacity), plan, selected.indices,
+                                order, reordered);
     index.indices = index.decoded = reordered;
     encode_indices(device, *stages.index, index, index_capacity);
   }

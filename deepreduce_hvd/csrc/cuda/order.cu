@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t kGroup = 8;
 
-__global__ void write_groups(const uint32_t* order, const uint32_t* count_at, uint8_t* section,
+__device__ void write_groups(const uint32_t* order, const uint32_t* count_at, uint8_t* section,
                              uint64_t* bytes) {
   const uint32_t count = *count_at;
   const unsigned width = bit_width_of(count);
@@ -28,7 +28,7 @@ __global__ void write_groups(const uint32_t* order, const uint32_t* count_at, ui
   }
 }
 
-__global__ void read_entries(const DeviceSection* section, uint32_t* order, uint32_t* seen,
+__device__ void read_entries(const DeviceSection* section, uint32_t* order, uint32_t* seen,
                              dr_cuda_result* result) {
   if (skipped(section, result)) return;
   const uint32_t count = section->count;
@@ -58,15 +58,15 @@ uint64_t order_capacity(uint32_t capacity) {
 
 void write_order(Device& device, const uint32_t* order, const uint32_t* count, uint32_t capacity,
                  SectionOut section) {
-  launch_elementwise(device, write_groups, blocks_for(capacity / kGroup + 1), order, count,
-                     section.data, section.bytes);
+  launch_elementwise<write_groups>(device, blocks_for(capacity / kGroup + 1), order, count,
+                                   section.data, section.bytes);
 }
 
 void read_order(Device& device, const DeviceSection* section, uint32_t capacity, uint32_t* order) {
   const uint64_t mark = device.mark();
   uint32_t* seen = device.zeros<uint32_t>((uint64_t{capacity} + 31) / 32);
-  launch_elementwise(device, read_entries, blocks_for(capacity), section, order, seen,
-                     device.result());
+  launch_elementwise<read_entries>(device, blocks_for(capacity), section, order, seen,
+                                   device.result());
   device.release(mark);
 }
 

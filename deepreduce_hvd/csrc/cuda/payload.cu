@@ -6,7 +6,7 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-__global__ void plan_sections(Parts parts, uint32_t d, int dtype, const uint32_t* count, Plan* plan,
+__device__ void plan_sections(Parts parts, uint32_t d, int dtype, const uint32_t* count, Plan* plan,
                               dr_cuda_result* result) {
   Header header;
   header.value_id = static_cast<uint8_t>(parts.value_id);
@@ -94,7 +94,7 @@ __device__ uint64_t dense_word(const Accumulated& sum, uint32_t d, int dtype, ui
   return word;
 }
 
-__global__ void write_words(Parts parts, Accumulated sum, uint32_t d, int dtype, Plan* plan,
+__device__ void write_words(Parts parts, Accumulated sum, uint32_t d, int dtype, Plan* plan,
                             uint8_t* payload) {
   __shared__ uint64_t shared[33];
   constexpr uint64_t kFirstWord = kHeaderBytes / 8;  // of the sections
@@ -116,7 +116,7 @@ __global__ void write_words(Parts parts, Accumulated sum, uint32_t d, int dtype,
   add_block_sum(terms, shared, &plan->checksum);
 }
 
-__global__ void seal(const Plan* plan, uint8_t* payload, dr_cuda_result* result) {
+__device__ void seal(const Plan* plan, uint8_t* payload, dr_cuda_result* result) {
   result->payload_bytes = plan->total;
   result->count = plan->total != 0 ? plan->count : 0;
   if (plan->total != 0) reinterpret_cast<uint64_t*>(payload)[kChecksumOffset / 8] = plan->checksum;
@@ -136,7 +136,7 @@ __device__ void forget_at(const Plan* plan, const uint32_t* indices, const float
 // subtracts its share of the gradient here, and forget_sent runs next; other memories subtract the
 // sent values.
 template <class Number>
-__global__ void forget(const Plan* plan, const Inputs* inputs, uint32_t d, int dtype,
+__device__ void forget(const Plan* plan, const Inputs* inputs, uint32_t d, int dtype,
                        const uint32_t* indices, const float* sent, float* residual, float* velocity,
                        float weight, const dr_cuda_result* result) {
   if (result->non_finite != 0 || refused(result)) return;
@@ -155,7 +155,7 @@ __global__ void forget(const Plan* plan, const Inputs* inputs, uint32_t d, int d
   }
 }
 
-__global__ void forget_sent(const Plan* plan, const uint32_t* indices, const float* sent,
+__device__ void forget_sent(const Plan* plan, const uint32_t* indices, const float* sent,
                             float* residual, float* velocity, float weight,
                             const dr_cuda_result* result) {
   if (result->non_finite != 0 || refused(result) || plan->all != 0 || plan->dense != 0) return;
@@ -166,7 +166,7 @@ __global__ void forget_sent(const Plan* plan, const uint32_t* indices, const flo
 
 void make_plan(Device& device, const Parts& parts, uint32_t d, int dtype, const uint32_t* count,
                Plan* plan) {
-  launch(device, plan_sections, 1, 1, 0, parts, d, dtype, count, plan, device.result());
+  launch<plan_sections>(device, 1, 1, 0, parts, d, dtype, count, plan, device.result());
 }
 
 void assemble(Device& device, const Parts& parts, const Accumulated& sum, uint32_t d, int dtype,
@@ -174,9 +174,9 @@ void assemble(Device& device, const Parts& parts, const Accumulated& sum, uint32
   const uint64_t sections = parts.index.capacity + parts.value.capacity + parts.order.capacity;
   const uint64_t most = std::min<uint64_t>(sections, d * dense_element_bytes(dtype)) + kHeaderBytes;
   device.set_payload_capacity(most);
-  launch(device, write_words, blocks_for((most + 7) / 8, 2), kThreads, 0, parts, sum, d, dtype,
-         plan, payload);
-  launch(device, seal, 1, 1, 0, plan, payload, device.result());
+  launch<write_words>(device, blocks_for((most + 7) / 8, 2), kThreads, 0, parts, sum, d, dtype,
+                      plan, payload);
+  launch<seal>(device, 1, 1, 0, plan, payload, device.result());
 }
 
 void remember_rest(Device& device, const dr_codec& codec, const Encoding& encoding,
@@ -188,13 +188,13 @@ void remember_rest(Device& device, const dr_codec& codec, const Encoding& encodi
   const uint32_t d = static_cast<uint32_t>(encoding.d);
   with_numbers(encoding.dtype, [&](auto number) {
     using Number = decltype(number);
-    launch_elementwise(device, forget<Number>, blocks_for(d, 4), plan, encoding.inputs, d,
-                       encoding.dtype, indices, values, encoding.residual, encoding.velocity,
-                       weight, device.result());
+    launch_elementwise<forget<Number>>(device, blocks_for(d, 4), plan, encoding.inputs, d,
+                                       encoding.dtype, indices, values, encoding.residual,
+                                       encoding.velocity, weight, device.result());
   });
   if (indices != nullptr && weight != 1.0f)
-    launch_elementwise(device, forget_sent, blocks_for(capacity), plan, indices, values,
-                       encoding.residual, encoding.velocity, weight, device.result());
+    launch_elementwise<forget_sent>(device, blocks_for(capacity), plan, indices, values,
+                                    encoding.residual, encoding.velocity, weight, device.result());
 }
 
 }  // namespace cuda

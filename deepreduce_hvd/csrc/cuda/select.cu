@@ -7,14 +7,14 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-__global__ void take_all(Accumulated sum, uint32_t d, uint32_t* count, float* values,
+__device__ void take_all(Accumulated sum, uint32_t d, uint32_t* count, float* values,
                          const dr_cuda_result* result) {
   if (result->non_finite != 0) return;
   for (uint32_t i = grid_index(); i < d; i += grid_stride()) values[i] = sum.at(i);
   if (grid_index() == 0) *count = d;
 }
 
-__global__ void gather_values(Accumulated sum, const uint32_t* indices, const uint32_t* count,
+__device__ void gather_values(Accumulated sum, const uint32_t* indices, const uint32_t* count,
                               float* values) {
   for (uint32_t i = grid_index(); i < *count; i += grid_stride())
     values[i] = sum.at(indices == nullptr ? i : indices[i]);
@@ -25,8 +25,8 @@ DeviceSelection select_all(Device& device, const dr_codec& codec, const Encoding
   accumulate(device, codec, encoding, Candidates{});
   uint32_t* count = device.zeros<uint32_t>(1);
   float* values = device.array<float>(d);
-  launch_elementwise(device, take_all, blocks_for(d, 4), accumulated(encoding), d, count, values,
-                     device.result());
+  launch_elementwise<take_all>(device, blocks_for(d, 4), accumulated(encoding), d, count, values,
+                               device.result());
   return {d, count, nullptr, values};
 }
 
@@ -34,7 +34,7 @@ DeviceSelection select_all(Device& device, const dr_codec& codec, const Encoding
 
 void gather(Device& device, const Accumulated& sum, const uint32_t* indices, const uint32_t* count,
             uint32_t capacity, float* values) {
-  launch_elementwise(device, gather_values, blocks_for(capacity), sum, indices, count, values);
+  launch_elementwise<gather_values>(device, blocks_for(capacity), sum, indices, count, values);
 }
 
 DeviceSelection select(Device& device, const dr_codec& codec, const Encoding& encoding) {

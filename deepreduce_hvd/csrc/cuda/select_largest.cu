@@ -50,7 +50,7 @@ struct Kth {
 };
 
 // Samples a random place in each of `samples` parts. A fixed stride would fail for periodic data.
-__global__ void sample(Accumulated sum, const float* velocity, float momentum, uint32_t d,
+__device__ void sample(Accumulated sum, const float* velocity, float momentum, uint32_t d,
                        uint32_t samples, State* state) {
   for (uint32_t j = grid_index(); j < samples; j += grid_stride()) {
     const uint64_t from = uint64_t{j} * d / samples, to = uint64_t{j + 1} * d / samples;
@@ -90,8 +90,7 @@ __device__ bool bin_from_top(const uint32_t* bins, uint32_t count, uint32_t rank
   return true;
 }
 
-__global__ void __launch_bounds__(kPickThreads)
-    pick_limit(uint32_t rank, uint32_t k, uint32_t capacity, State* state) {
+__device__ void pick_limit(uint32_t rank, uint32_t k, uint32_t capacity, State* state) {
   uint32_t bin = 0, above;
   bin_from_top(state->sample_bins, kSampleBins, rank, &bin, &above);
   if (threadIdx.x != 0) return;
@@ -102,7 +101,7 @@ __global__ void __launch_bounds__(kPickThreads)
 }
 
 // Counts the digits after `shift` of the magnitudes that begin with the digits found so far.
-__global__ void count_digits(Accumulated sum, uint32_t d, const float* candidates, State* state,
+__device__ void count_digits(Accumulated sum, uint32_t d, const float* candidates, State* state,
                              int pass, const dr_cuda_result* result) {
   __shared__ uint32_t counts[kBins];
   if (result->non_finite != 0 || state->fewer != 0) return;
@@ -121,7 +120,7 @@ __global__ void count_digits(Accumulated sum, uint32_t d, const float* candidate
     if (counts[bin] != 0) atomicAdd(state->bins[pass] + bin, counts[bin]);
 }
 
-__global__ void __launch_bounds__(kPickThreads) pick_digit(State* state, int pass) {
+__device__ void pick_digit(State* state, int pass) {
   if (state->fewer != 0) return;
   const uint32_t rest = state->rest;
   uint32_t bin, above;
@@ -158,7 +157,7 @@ __device__ uint32_t index_of(const Run& run, uint32_t i) {
 
 // One warp per tile. Counts the magnitudes above the k-th one (upper half of the count) and equal
 // to it (lower half).
-__global__ void count_selected(Accumulated sum, uint32_t d, uint32_t tiles, const State* state,
+__device__ void count_selected(Accumulated sum, uint32_t d, uint32_t tiles, const State* state,
                                Kth given, Candidates candidates, uint64_t* counts,
                                const dr_cuda_result* result) {
   if (result->non_finite != 0) return;
@@ -177,7 +176,7 @@ __global__ void count_selected(Accumulated sum, uint32_t d, uint32_t tiles, cons
 }
 
 // One warp per tile. Writes the selected elements after those of the tiles before.
-__global__ void write_selected(Accumulated sum, uint32_t d, uint32_t tiles, const State* state,
+__device__ void write_selected(Accumulated sum, uint32_t d, uint32_t tiles, const State* state,
                                Kth given, Candidates candidates, const uint64_t* before,
                                uint32_t* count, uint32_t* indices, float* values,
                                const dr_cuda_result* result) {
@@ -219,11 +218,11 @@ DeviceSelection write(Device& device, const Encoding& encoding, const State* sta
   uint32_t* indices = device.array<uint32_t>(capacity);
   float* values = device.array<float>(capacity);
   uint64_t* counts = device.array<uint64_t>(tiles);
-  launch(device, count_selected, blocks, kThreads, 0, sum, d, tiles, state, kth, candidates, counts,
-         device.result());
+  launch<count_selected>(device, blocks, kThreads, 0, sum, d, tiles, state, kth, candidates, counts,
+                         device.result());
   exclusive_sum(device, counts, counts, tiles);
-  launch(device, write_selected, blocks, kThreads, 0, sum, d, tiles, state, kth, candidates, counts,
-         count, indices, values, device.result());
+  launch<write_selected>(device, blocks, kThreads, 0, sum, d, tiles, state, kth, candidates, counts,
+                         count, indices, values, device.result());
   return {capacity, count, indices, values};
 }
 
@@ -241,9 +240,10 @@ DeviceSelection select_largest(Device& device, const dr_codec& codec, const Enco
   const double expected = samples == 0 ? 0 : static_cast<double>(k) * samples / d;
   const double rank =
       std::min(expected + 4 * std::sqrt(expected) + 3, static_cast<double>(samples) + 1);
-  launch_elementwise(device, sample, blocks_for(samples), sum, encoding.velocity,
-                     static_cast<float>(codec.memory.parameters[0]), d, samples, state);
-  launch(device, pick_limit, 1, kPickThreads, 0, static_cast<uint32_t>(rank), k, capacity, state);
+  launch_elementwise<sample>(device, blocks_for(samples), sum, encoding.velocity,
+                             static_cast<float>(codec.memory.parameters[0]), d, samples, state);
+  launch<pick_limit, kPickThreads>(device, 1, kPickThreads, 0, static_cast<uint32_t>(rank), k,
+                                   capacity, state);
 
   Candidates candidates{};
   candidates.limit = &state->limit;
@@ -255,9 +255,9 @@ DeviceSelection select_largest(Device& device, const dr_codec& codec, const Enco
   candidates.counts = device.array<uint32_t>(tiles_of(d));
   accumulate(device, codec, encoding, candidates);
   for (int pass = 0; pass < kPasses; ++pass) {
-    launch(device, count_digits, std::min(blocks_for(d, 64), kCountBlocks), kThreads, 0, sum, d,
-           candidates.values, state, pass, device.result());
-    launch(device, pick_digit, 1, kPickThreads, 0, state, pass);
+    launch<count_digits>(device, std::min(blocks_for(d, 64), kCountBlocks), kThreads, 0, sum, d,
+                         candidates.values, state, pass, device.result());
+    launch<pick_digit, kPickThreads>(device, 1, kPickThreads, 0, state, pass);
   }
   return write(device, encoding, state, Kth{}, candidates, &state->selected, k);
 }

@@ -8,11 +8,11 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-__global__ void permute(RandomPermutation permutation, uint32_t k, uint32_t* indices) {
+__device__ void permute(RandomPermutation permutation, uint32_t k, uint32_t* indices) {
   for (uint32_t i = grid_index(); i < k; i += grid_stride()) indices[i] = permutation(i);
 }
 
-__global__ void count_all(uint32_t k, uint32_t* count, const dr_cuda_result* result) {
+__device__ void count_all(uint32_t k, uint32_t* count, const dr_cuda_result* result) {
   *count = result->non_finite != 0 ? 0 : k;
 }
 
@@ -25,7 +25,7 @@ __device__ uint64_t rank_of(float value, uint32_t index) {
 
 // Each warp processes consecutive elements. It writes the best element of a chunk when it leaves
 // the chunk.
-__global__ void find_best(Accumulated sum, uint32_t d, uint32_t chunk, uint64_t* best,
+__device__ void find_best(Accumulated sum, uint32_t d, uint32_t chunk, uint64_t* best,
                           const dr_cuda_result* result) {
   constexpr uint32_t kStretch = 32 * 16;
   if (result->non_finite != 0) return;
@@ -60,11 +60,11 @@ __global__ void find_best(Accumulated sum, uint32_t d, uint32_t chunk, uint64_t*
   }
 }
 
-__global__ void count_chunks(const uint64_t* best, uint32_t chunks, uint32_t* before) {
+__device__ void count_chunks(const uint64_t* best, uint32_t chunks, uint32_t* before) {
   for (uint32_t c = grid_index(); c < chunks; c += grid_stride()) before[c] = best[c] != 0;
 }
 
-__global__ void write_chunks(Accumulated sum, const uint64_t* best, uint32_t chunks,
+__device__ void write_chunks(Accumulated sum, const uint64_t* best, uint32_t chunks,
                              const uint32_t* before, uint32_t* count, uint32_t* indices,
                              float* values, const dr_cuda_result* result) {
   if (result->non_finite != 0) return;
@@ -93,10 +93,10 @@ DeviceSelection select_random(Device& device, const dr_codec& codec, const Encod
   float* values = device.array<float>(k);
   const uint64_t mark = device.mark();
   uint32_t* chosen = device.array<uint32_t>(k);
-  launch_elementwise(device, permute, blocks_for(k), permutation, k, chosen);
+  launch_elementwise<permute>(device, blocks_for(k), permutation, k, chosen);
   sort(device, chosen, indices, k, 0, std::max(1, static_cast<int>(bit_width_of(d))));
   device.release(mark);
-  launch(device, count_all, 1, 1, 0, k, count, device.result());
+  launch<count_all>(device, 1, 1, 0, k, count, device.result());
   gather(device, accumulated(encoding), indices, count, k, values);
   return {k, count, indices, values};
 }
@@ -112,11 +112,11 @@ DeviceSelection select_largest_of_chunks(Device& device, const dr_codec& codec,
   float* values = device.array<float>(chunks);
   uint64_t* best = device.zeros<uint64_t>(chunks);
   uint32_t* before = device.array<uint32_t>(chunks);
-  launch(device, find_best, blocks_for(d, 16), kThreads, 0, sum, d, chunk, best, device.result());
-  launch_elementwise(device, count_chunks, blocks_for(chunks), best, chunks, before);
+  launch<find_best>(device, blocks_for(d, 16), kThreads, 0, sum, d, chunk, best, device.result());
+  launch_elementwise<count_chunks>(device, blocks_for(chunks), best, chunks, before);
   exclusive_sum(device, before, before, chunks);
-  launch_elementwise(device, write_chunks, blocks_for(chunks), sum, best, chunks, before, count,
-                     indices, values, device.result());
+  launch_elementwise<write_chunks>(device, blocks_for(chunks), sum, best, chunks, before, count,
+                                   indices, values, device.result());
   return {chunks, count, indices, values};
 }
 

@@ -52,7 +52,7 @@ __device__ const typename Number::Storage* gradient_of(const Inputs* inputs) {
 }
 
 template <class Number>
-__global__ void finite(const Inputs* inputs, uint32_t d, uint32_t tiles, dr_cuda_result* result) {
+__device__ void finite(const Inputs* inputs, uint32_t d, uint32_t tiles, dr_cuda_result* result) {
   const auto* gradient = gradient_of<Number>(inputs);
   const bool aligned = is_aligned(gradient);
   bool bad = false;
@@ -71,7 +71,7 @@ __global__ void finite(const Inputs* inputs, uint32_t d, uint32_t tiles, dr_cuda
 }
 
 template <class Number, int memory>
-__global__ void add(const Inputs* inputs, uint32_t d, float* residual, float* velocity,
+__device__ void add(const Inputs* inputs, uint32_t d, float* residual, float* velocity,
                     float momentum, Candidates candidates, const dr_cuda_result* result) {
   __shared__ uint64_t sums[33];
   __shared__ uint32_t place;
@@ -137,14 +137,23 @@ __global__ void add(const Inputs* inputs, uint32_t d, float* residual, float* ve
   }
 }
 
+template <class Number, int memory>
+void start_add(Device& device, const dr_codec& codec, const Encoding& encoding,
+               const Candidates& candidates) {
+  launch<add<Number, memory>>(device, std::min(tiles_of(encoding.d), kMostBlocks), kThreads, 0,
+                              encoding.inputs, static_cast<uint32_t>(encoding.d), encoding.residual,
+                              encoding.velocity, static_cast<float>(codec.memory.parameters[0]),
+                              candidates, device.result());
+}
+
 }  // namespace
 
 void find_non_finite(Device& device, const Encoding& encoding) {
   with_numbers(encoding.dtype, [&](auto number) {
     using Number = decltype(number);
-    launch_elementwise(device, finite<Number>, blocks_for(encoding.d, 4 * kVectors),
-                       encoding.inputs, static_cast<uint32_t>(encoding.d), tiles_of(encoding.d),
-                       device.result());
+    launch_elementwise<finite<Number>>(device, blocks_for(encoding.d, 4 * kVectors),
+                                       encoding.inputs, static_cast<uint32_t>(encoding.d),
+                                       tiles_of(encoding.d), device.result());
   });
 }
 
@@ -153,12 +162,14 @@ void accumulate(Device& device, const dr_codec& codec, const Encoding& encoding,
   if (encoding.d == 0 || (encoding.residual == nullptr && candidates.limit == nullptr)) return;
   with_numbers(encoding.dtype, [&](auto number) {
     using Number = decltype(number);
-    const auto kernel = codec.memory.id == kNoMemory             ? add<Number, kNone>
-                        : codec.memory.id == kMomentumCorrection ? add<Number, kMomentum>
-                                                                 : add<Number, kAdds>;
-    launch(device, kernel, std::min(tiles_of(encoding.d), kMostBlocks), kThreads, 0,
-           encoding.inputs, static_cast<uint32_t>(encoding.d), encoding.residual, encoding.velocity,
-           static_cast<float>(codec.memory.parameters[0]), candidates, device.result());
+    switch (codec.memory.id) {
+      case kNoMemory:
+        return start_add<Number, kNone>(device, codec, encoding, candidates);
+      case kMomentumCorrection:
+        return start_add<Number, kMomentum>(device, codec, encoding, candidates);
+      default:
+        return start_add<Number, kAdds>(device, codec, encoding, candidates);
+    }
   });
 }
 

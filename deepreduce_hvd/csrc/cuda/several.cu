@@ -2,144 +2,165 @@
 
 #include <numeric>
 
-#include "container/header.h"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace cuda {
 namespace {
 
+constexpr uint32_t kBranches = 8;  // that are not merged; a device runs more kernels at a time
+// Tensors of a batch have their parts of the workspace at the same time.
+constexpr uint64_t kMostBatchBytes = uint64_t{32} << 20;
+
 uint64_t aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// The call reads the host's memory before it returns, because that is not pinned.
-void copy_from_host(void* to, const std::vector<uint8_t>& from, cudaStream_t stream) {
-  if (from.empty()) return;
-  throw_if_failed(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, stream),
-                  "copying a table");
-}
-
-// The table of sums: the inputs of all of them, and then all payloads.
-const Payload* payloads_in(const void* table, uint64_t count) {
-  return reinterpret_cast<const Payload*>(static_cast<const SumInputs*>(table) + count);
+// Returns whether two tensors have the same launches, except for grids and arguments.
+bool same_kernels(const KeptLaunches& one, const KeptLaunches& other) {
+  return std::equal(one.launches().begin(), one.launches().end(), other.launches().begin(),
+                    other.launches().end(), [](const KeptLaunch& a, const KeptLaunch& b) {
+                      return a.start == b.start && a.grid.threads == b.grid.threads;
+                    });
 }
 
 }  // namespace
 
-void Branches::set(uint64_t i, uint64_t elements, uint64_t bytes) {
-  elements_[i] = elements;
-  bytes_[i] = bytes;
+uint64_t Several::measure(uint64_t i, uint64_t elements) {
+  Device in_order;
+  work(i, nullptr, in_order);
+  Size& size = sizes_[i];
+  size.elements = elements;
+  size.bytes = in_order.most_used();
+  if (way_ == Way::recorded) {
+    Device keeps(&size.launches);
+    work(i, nullptr, keeps);
+    size.merged_bytes = aligned(keeps.most_used());
+  }
+  return in_order.payload_capacity();
 }
 
-void Branches::divide(uint32_t most, uint64_t table_bytes) {
-  const uint64_t count = elements_.size();
-  branches_.assign(std::max<uint64_t>(1, std::min<uint64_t>(most, count)), Branch{});
-  std::vector<uint64_t> order(count);
-  std::iota(order.begin(), order.end(), uint64_t{0});
-  // the largest first, each to the branch with the fewest elements
-  std::stable_sort(order.begin(), order.end(),
-                   [&](uint64_t a, uint64_t b) { return elements_[a] > elements_[b]; });
-  const auto fewer = [](const Branch& a, const Branch& b) { return a.elements < b.elements; };
-  for (const uint64_t i : order) {
-    Branch& branch = *std::min_element(branches_.begin(), branches_.end(), fewer);
-    branch.members.push_back(i);
-    branch.elements += elements_[i] + kThreads;  // the smallest tensors are work, too
-    branch.bytes = std::max(branch.bytes, aligned(bytes_[i]));
-  }
+void Several::divide(uint64_t table_bytes) {
+  std::vector<bool> divided(sizes_.size());
+  if (way_ == Way::recorded) add_merged_branches(divided);
+  add_branches(way_ == Way::recorded ? kBranches : 1, divided);
   // never empty, so that the caller's workspace is not null
-  workspace_bytes_ = aligned(table_bytes + 1);
+  arguments_start_ = workspace_bytes_ = aligned(table_bytes + 1);
+  for (const Branch& branch : branches_)
+    for (const Batch& batch : branch.batches)
+      if (batch.merges) workspace_bytes_ += arguments_bytes(batch);
   for (Branch& branch : branches_) {
     branch.start = workspace_bytes_;
     workspace_bytes_ += branch.bytes;
   }
 }
 
-Device Branches::device(uint32_t branch, void* workspace, cudaStream_t stream,
-                        dr_cuda_result* result) const {
+// Makes a branch of tensors with the same kernels and similar sizes, so that the largest grid
+// suits all of them.
+void Several::add_merged_branches(std::vector<bool>& divided) {
+  for (uint64_t first = 0; first < sizes_.size(); ++first) {
+    if (divided[first] || !sizes_[first].launches.complete()) continue;
+    std::vector<uint64_t> members;
+    for (uint64_t i = first; i < sizes_.size(); ++i)
+      if (!divided[i] && sizes_[i].launches.complete() &&
+          bit_length(static_cast<uint32_t>(sizes_[i].elements)) ==
+              bit_length(static_cast<uint32_t>(sizes_[first].elements)) &&
+          same_kernels(sizes_[i].launches, sizes_[first].launches))
+        members.push_back(i);
+    if (members.size() < 2) continue;
+    Branch branch{};
+    for (const uint64_t i : members) {
+      divided[i] = true;
+      const uint64_t bytes = sizes_[i].merged_bytes;
+      if (branch.batches.empty() || branch.batches.back().bytes + bytes > kMostBatchBytes)
+        branch.batches.push_back(Batch{{}, true, 0, {}});
+      branch.batches.back().members.push_back(i);
+      branch.batches.back().bytes += bytes;
+      branch.bytes = std::max(branch.bytes, branch.batches.back().bytes);
+    }
+    branches_.push_back(std::move(branch));
+  }
+}
+
+// Divides the other tensors among at most `most` branches: the largest first, each to the branch
+// with the fewest elements.
+void Several::add_branches(uint32_t most, const std::vector<bool>& divided) {
+  std::vector<uint64_t> order;
+  for (uint64_t i = 0; i < sizes_.size(); ++i)
+    if (!divided[i]) order.push_back(i);
+  if (order.empty() && !branches_.empty()) return;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint64_t a, uint64_t b) { return sizes_[a].elements > sizes_[b].elements; });
+  const auto begin = static_cast<std::ptrdiff_t>(branches_.size());
+  branches_.resize(branches_.size() +
+                   std::max<uint64_t>(1, std::min<uint64_t>(most, order.size())));
+  const auto fewer = [](const Branch& a, const Branch& b) { return a.elements < b.elements; };
+  for (const uint64_t i : order) {
+    Branch& branch = *std::min_element(branches_.begin() + begin, branches_.end(), fewer);
+    const uint64_t bytes = aligned(sizes_[i].bytes);
+    branch.batches.push_back(Batch{{i}, false, bytes, {}});
+    branch.elements += sizes_[i].elements + kThreads;  // the smallest tensors are work, too
+    branch.bytes = std::max(branch.bytes, bytes);
+  }
+}
+
+uint64_t Several::arguments_bytes(const Batch& batch) const {
+  uint64_t bytes = 0;
+  for (const KeptLaunch& launch : sizes_[batch.members[0]].launches.launches())
+    bytes += aligned(batch.members.size() * launch.arguments.size());
+  return bytes;
+}
+
+std::vector<uint8_t> Several::merge(void* workspace) {
+  std::vector<uint8_t> arguments;
+  for (Branch& branch : branches_)
+    for (Batch& batch : branch.batches)
+      if (batch.merges) merge(batch, workspace, branch.start, arguments);
+  return arguments;
+}
+
+void Several::merge(Batch& batch, void* workspace, uint64_t start,
+                    std::vector<uint8_t>& arguments) const {
+  uint8_t* const memory = static_cast<uint8_t*>(workspace);
+  std::vector<KeptLaunches> kept(batch.members.size());
+  for (size_t m = 0; m < batch.members.size(); ++m) {
+    const uint64_t i = batch.members[m], bytes = sizes_[i].merged_bytes;
+    Device device(memory + start, bytes, kept[m], result_of(i));
+    work(i, workspace, device);
+    start += bytes;
+  }
+  for (size_t position = 0; position < kept[0].launches().size(); ++position) {
+    const KeptLaunch& first = kept[0].launches()[position];
+    Merged merged{first.start, first.grid, memory + arguments_start_ + arguments.size()};
+    for (const KeptLaunches& one : kept) {
+      const KeptLaunch& launch = one.launches()[position];
+      merged.grid.blocks = std::max(merged.grid.blocks, launch.grid.blocks);
+      merged.grid.shared_bytes = std::max(merged.grid.shared_bytes, launch.grid.shared_bytes);
+      arguments.insert(arguments.end(), launch.arguments.begin(), launch.arguments.end());
+    }
+    arguments.resize(aligned(arguments.size()));
+    batch.launches.push_back(merged);
+  }
+}
+
+void Several::start(uint32_t branch, void* workspace, cudaStream_t stream) const {
   const Branch& mine = branches_[branch];
-  return Device(static_cast<uint8_t*>(workspace) + mine.start, mine.bytes, stream, result);
-}
-
-Encodings::Encodings(const dr_codec* codecs, const dr_cuda_encoding* encodings, uint64_t count,
-                     uint32_t most_branches)
-    : codecs_(codecs), encodings_(encodings), payload_capacities_(count), branches_(count) {
-  for (uint64_t i = 0; i < count; ++i) {
-    check(codecs[i], encodings[i]);
-    Device measured;
-    encode(measured, codecs[i], Encoding{encodings[i], nullptr});
-    payload_capacities_[i] = measured.payload_capacity();
-    branches_.set(i, encodings[i].d, measured.most_used());
-  }
-  branches_.divide(most_branches, count * sizeof(Inputs));
-}
-
-void Encodings::set_table(const dr_cuda_encoding* encodings, uint64_t count, void* workspace,
-                          cudaStream_t stream) {
-  std::vector<uint8_t> table(count * sizeof(Inputs));
-  std::transform(encodings, encodings + count, reinterpret_cast<Inputs*>(table.data()), inputs_of);
-  copy_from_host(workspace, table, stream);
-}
-
-void Encodings::start(uint32_t branch, void* workspace, cudaStream_t stream) const {
-  for (const uint64_t i : branches_.members(branch)) {
-    const Encoding encoding{encodings_[i], static_cast<const Inputs*>(workspace) + i};
-    check_room(encoding, payload_capacities_[i]);
-    Device device = branches_.device(branch, workspace, stream, encoding.result);
-    encode(device, codecs_[i], encoding);
-    if (encoding.header != nullptr) device.copy(encoding.header, encoding.payload, kHeaderBytes);
-  }
-}
-
-Sums::Sums(const dr_codec& codec, const dr_cuda_sum* sums, uint64_t count, uint32_t most_branches)
-    : codec_(codec), sums_(sums), count_(count), first_(count), branches_(count) {
-  uint64_t payloads = 0;
-  for (uint64_t i = 0; i < count; ++i) {
-    const dr_cuda_sum& sum = sums[i];
-    if (sum.d > kMaxElements)
-      invalid_argument("out: expected at most %llu elements, got %llu",
-                       static_cast<unsigned long long>(kMaxElements),
-                       static_cast<unsigned long long>(sum.d));
-    first_[i] = payloads;
-    payloads += sum.payload_count;
-    Device measured;
-    for (uint64_t p = 0; p < sum.payload_count; ++p) {
-      const uint64_t mark = measured.mark();
-      decode_sum(measured, codec, p, nullptr, described(codec, sum.d, nullptr, sum.most_sizes[p]),
-                 nullptr, sum.d);
-      measured.release(mark);
+  for (const Batch& batch : mine.batches) {
+    if (batch.merges) {
+      for (const Merged& launch : batch.launches)
+        launch.start(launch.arguments, static_cast<uint32_t>(batch.members.size()), launch.grid,
+                     stream);
+      continue;
     }
-    branches_.set(i, sum.d, measured.most_used());
+    const uint64_t i = batch.members[0];
+    Device device(static_cast<uint8_t*>(workspace) + mine.start, batch.bytes, stream, result_of(i));
+    work(i, workspace, device);
   }
-  branches_.divide(most_branches, count * sizeof(SumInputs) + payloads * sizeof(Payload));
 }
 
-void Sums::set_table(const dr_codec& codec, const dr_cuda_sum* sums, uint64_t count,
-                     void* workspace, cudaStream_t stream) {
-  uint64_t payloads = 0;
-  for (uint64_t i = 0; i < count; ++i) payloads += sums[i].payload_count;
-  std::vector<uint8_t> table(count * sizeof(SumInputs) + payloads * sizeof(Payload));
-  SumInputs* inputs = reinterpret_cast<SumInputs*>(table.data());
-  Payload* payload = reinterpret_cast<Payload*>(inputs + count);
-  for (uint64_t i = 0; i < count; ++i) {
-    const dr_cuda_sum& sum = sums[i];
-    inputs[i] = {sum.out, sum.scale};
-    for (uint64_t p = 0; p < sum.payload_count; ++p)
-      *payload++ = described(codec, sum.d, sum.payloads[p], sum.sizes[p]);
-  }
-  copy_from_host(workspace, table, stream);
-}
-
-void Sums::start(uint32_t branch, void* workspace, cudaStream_t stream) const {
-  for (const uint64_t i : branches_.members(branch)) {
-    const dr_cuda_sum& sum = sums_[i];
-    Device device = branches_.device(branch, workspace, stream, sum.result);
-    device.zero(sum.result, sizeof(dr_cuda_result));
-    for (uint64_t p = 0; p < sum.payload_count; ++p) {
-      const uint64_t mark = device.mark();
-      decode_sum(device, codec_, p, payloads_in(workspace, count_) + first_[i] + p,
-                 described(codec_, sum.d, nullptr, sum.most_sizes[p]),
-                 static_cast<const SumInputs*>(workspace) + i, sum.d);
-      device.release(mark);
-    }
-  }
+// The call reads the host's memory before it returns, because that is not pinned.
+void copy_from_host(void* to, const std::vector<uint8_t>& from, cudaStream_t stream) {
+  if (from.empty()) return;
+  throw_if_failed(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, stream),
+                  "copying a table");
 }
 
 }  // namespace cuda

@@ -179,6 +179,7 @@ void run_fibers(uint32_t threads, uint64_t salt) {
 
 using Recorded = std::vector<std::function<void()>>;
 thread_local Recorded* recording = nullptr;  // of the graph that this thread records
+uint64_t recorded_size = 0;
 
 }  // namespace
 
@@ -190,7 +191,11 @@ void submit(std::function<void()> work) {
   recording->push_back(std::move(work));
 }
 void begin_recording() { recording = new Recorded; }
-void* end_recording() { return std::exchange(recording, nullptr); }
+void* end_recording() {
+  recorded_size = recording->size();
+  return std::exchange(recording, nullptr);
+}
+uint64_t last_recorded_size() { return recorded_size; }
 void replay(void* recorded) {
   for (const std::function<void()>& work : *static_cast<Recorded*>(recorded)) work();
 }

@@ -37,6 +37,8 @@ void submit(std::function<void()> work);
 void begin_recording();
 // Returns the work since begin_recording, for replay() and forget().
 void* end_recording();
+// Returns the number of launches, copies and fills of the last recording.
+uint64_t last_recorded_size();
 void replay(void* recorded);
 void forget(void* recorded);
 

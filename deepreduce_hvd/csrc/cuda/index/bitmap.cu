@@ -8,7 +8,7 @@ namespace {
 
 uint32_t words_of(uint32_t d) { return static_cast<uint32_t>((uint64_t{d} + 31) / 32); }
 
-__global__ void set_bits(const uint32_t* indices, const uint32_t* count, uint32_t d,
+__device__ void set_bits(const uint32_t* indices, const uint32_t* count, uint32_t d,
                          uint32_t* words, uint64_t* bytes) {
   for (uint32_t i = grid_index(); i < *count; i += grid_stride())
     atomicOr(words + indices[i] / 32, 1u << (indices[i] % 32));
@@ -25,7 +25,7 @@ __device__ uint32_t word_at(const DeviceSection* section, uint32_t at) {
   return word;
 }
 
-__global__ void count_bits(const DeviceSection* section, uint32_t words, uint32_t* counts,
+__device__ void count_bits(const DeviceSection* section, uint32_t words, uint32_t* counts,
                            dr_cuda_result* result) {
   if (skipped(section, result)) return;
   if (section->bytes != packed_bytes(section->d, 1)) {
@@ -42,7 +42,7 @@ __global__ void count_bits(const DeviceSection* section, uint32_t words, uint32_
   }
 }
 
-__global__ void read_positions(const DeviceSection* section, uint32_t words, const uint32_t* before,
+__device__ void read_positions(const DeviceSection* section, uint32_t words, const uint32_t* before,
                                uint32_t* indices, dr_cuda_result* result) {
   if (skipped(section, result)) return;
   const uint32_t count = section->count;
@@ -61,9 +61,9 @@ uint64_t section_capacity(uint32_t d, uint32_t, const double*) { return packed_b
 
 void encode(Device& device, DeviceIndexEncoding& encoding) {
   device.zero(encoding.section.data, uint64_t{4} * words_of(encoding.d));
-  launch_elementwise(device, set_bits, blocks_for(encoding.capacity), encoding.indices,
-                     encoding.count, encoding.d, reinterpret_cast<uint32_t*>(encoding.section.data),
-                     encoding.section.bytes);
+  launch_elementwise<set_bits>(
+      device, blocks_for(encoding.capacity), encoding.indices, encoding.count, encoding.d,
+      reinterpret_cast<uint32_t*>(encoding.section.data), encoding.section.bytes);
 }
 
 uint32_t most_count(uint64_t bytes, uint32_t d) {
@@ -75,11 +75,11 @@ void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t, 
   const uint64_t mark = device.mark();
   const uint32_t words = words_of(d);
   uint32_t* before = device.array<uint32_t>(words);
-  launch_elementwise(device, count_bits, blocks_for(words), section, words, before,
-                     device.result());
+  launch_elementwise<count_bits>(device, blocks_for(words), section, words, before,
+                                 device.result());
   exclusive_sum(device, before, before, words);
-  launch_elementwise(device, read_positions, blocks_for(words), section, words, before, indices,
-                     device.result());
+  launch_elementwise<read_positions>(device, blocks_for(words), section, words, before, indices,
+                                     device.result());
   device.release(mark);
 }
 

@@ -102,7 +102,7 @@ uint32_t most_indices_of(BloomSettings settings, uint32_t d, uint32_t k, uint64_
 // ---- Sections.
 
 // Runs in one thread.
-__global__ void plan_encoding(const uint32_t* count_at, uint32_t d, BloomSettings settings,
+__device__ void plan_encoding(const uint32_t* count_at, uint32_t d, BloomSettings settings,
                               double value_bits, const uint64_t* key, uint64_t capacity,
                               BloomPlan* plan, uint32_t* decoded_count, uint8_t* section,
                               uint64_t* section_bytes, dr_cuda_result* result) {
@@ -135,7 +135,7 @@ __global__ void plan_encoding(const uint32_t* count_at, uint32_t d, BloomSetting
 }
 
 // The filter starts two bytes after the start of a word. Whole words are written at its end.
-__global__ void write_filter(const BloomPlan* plan, const uint32_t* filter, uint8_t* section) {
+__device__ void write_filter(const BloomPlan* plan, const uint32_t* filter, uint8_t* section) {
   if (plan->active == 0) return;
   uint16_t* out = reinterpret_cast<uint16_t*>(section + bloom_head_bytes(plan->policy));
   const uint32_t words = (plan->bits - 1) / 32 + 1;
@@ -146,7 +146,7 @@ __global__ void write_filter(const BloomPlan* plan, const uint32_t* filter, uint
 }
 
 // Runs in one thread.
-__global__ void plan_decoding(const DeviceSection* section, uint32_t expected_policy,
+__device__ void plan_decoding(const DeviceSection* section, uint32_t expected_policy,
                               uint64_t most_bits, BloomPlan* plan, dr_cuda_result* result) {
   *plan = BloomPlan{};
   if (skipped(section, result)) return;
@@ -185,7 +185,7 @@ __global__ void plan_decoding(const DeviceSection* section, uint32_t expected_po
   plan->key = random_policy(policy) ? mix64(load_u32(data + 6)) : 0;
 }
 
-__global__ void read_filter(const BloomPlan* plan, const DeviceSection* section, uint32_t* filter) {
+__device__ void read_filter(const BloomPlan* plan, const DeviceSection* section, uint32_t* filter) {
   if (plan->active == 0) return;
   const uint8_t* data = section->data + bloom_head_bytes(plan->policy);
   const uint64_t bytes = (uint64_t{plan->bits} + 7) / 8;
@@ -198,7 +198,7 @@ __global__ void read_filter(const BloomPlan* plan, const DeviceSection* section,
 
 // Runs in one thread. decoded_count: only for P0 when encoding, with at most `room` decoded
 // indices; null when decoding.
-__global__ void check_found(BloomPlan* plan, IndexSet positives, uint32_t d, uint32_t room,
+__device__ void check_found(BloomPlan* plan, IndexSet positives, uint32_t d, uint32_t room,
                             uint32_t* decoded_count, dr_cuda_result* result) {
   if (plan->active == 0) return;
   const uint32_t found = positives.before[positives.tiles], count = plan->count;
@@ -256,16 +256,16 @@ void encode(Device& device, DeviceIndexEncoding& encoding) {
   const uint64_t most_bits = k == 0 ? 0 : most_filter_bits(settings, d, k),
                  most_members = k == 0 ? 0 : most_set_members(settings, d, k);
   uint32_t* filter = device.zeros<uint32_t>(most_bits / 32 + 1);
-  launch(device, plan_encoding, 1, 1, 0, encoding.count, d, settings, encoding.value_bits,
-         encoding.key, encoding.section.capacity, plan, decoded_count, encoding.section.data,
-         encoding.section.bytes, device.result());
+  launch<plan_encoding>(device, 1, 1, 0, encoding.count, d, settings, encoding.value_bits,
+                        encoding.key, encoding.section.capacity, plan, decoded_count,
+                        encoding.section.data, encoding.section.bytes, device.result());
   insert_indices(device, plan, encoding.indices, encoding.capacity, filter);
-  launch_elementwise(device, write_filter, blocks_for(most_bits / 32 + 1), plan, filter,
-                     encoding.section.data);
+  launch_elementwise<write_filter>(device, blocks_for(most_bits / 32 + 1), plan, filter,
+                                   encoding.section.data);
   const IndexSet positives = index_set(device, d);
   scan_universe(device, plan, filter, d, positives);
-  launch(device, check_found, 1, 1, 0, plan, positives, d, encoding.decoded_capacity, decoded_count,
-         device.result());
+  launch<check_found>(device, 1, 1, 0, plan, positives, d, encoding.decoded_capacity, decoded_count,
+                      device.result());
   choose(device, plan, settings, d, most_bits, most_members, Refused::bloom_set_members, positives);
   list_indices(device, plan, positives, decoded);
   device.release(mark);
@@ -288,13 +288,13 @@ void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t c
   const uint64_t most_bits =
       std::min(8 * most_bytes, (k == 0 ? 0 : most_filter_bits(settings, d, k)) + 65536);
   uint32_t* filter = device.array<uint32_t>(most_bytes / 4 + 1);
-  launch(device, plan_decoding, 1, 1, 0, section, settings.policy, most_bits, plan,
-         device.result());
-  launch_elementwise(device, read_filter, blocks_for(most_bytes / 4 + 1), plan, section, filter);
+  launch<plan_decoding>(device, 1, 1, 0, section, settings.policy, most_bits, plan,
+                        device.result());
+  launch_elementwise<read_filter>(device, blocks_for(most_bytes / 4 + 1), plan, section, filter);
   const IndexSet positives = index_set(device, d);
   scan_universe(device, plan, filter, d, positives);
-  launch(device, check_found, 1, 1, 0, plan, positives, d, 0, static_cast<uint32_t*>(nullptr),
-         device.result());
+  launch<check_found>(device, 1, 1, 0, plan, positives, d, 0, static_cast<uint32_t*>(nullptr),
+                      device.result());
   choose(device, plan, settings, d, most_bits, most_members, Refused::bloom_left_to_host,
          positives);
   list_indices(device, plan, positives, indices);

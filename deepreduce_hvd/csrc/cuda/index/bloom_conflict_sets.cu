@@ -8,7 +8,7 @@ namespace cuda {
 namespace {
 
 // sizes[bit]: the size of the set of this bit, over all positives.
-__global__ void count_members(const BloomPlan* plan, IndexSet positives, uint32_t* sizes) {
+__device__ void count_members(const BloomPlan* plan, IndexSet positives, uint32_t* sizes) {
   if (plan->active == 0) return;
   const BloomFilter shape = filter_of(*plan);
   for (uint32_t at = grid_index(); at < positives.words; at += grid_stride()) {
@@ -20,7 +20,7 @@ __global__ void count_members(const BloomPlan* plan, IndexSet positives, uint32_
 }
 
 // taken: positives that are alone in a set. undecided: the others.
-__global__ void take_alone(const BloomPlan* plan, IndexSet positives, const uint32_t* sizes,
+__device__ void take_alone(const BloomPlan* plan, IndexSet positives, const uint32_t* sizes,
                            IndexSet taken, IndexSet undecided) {
   if (plan->active == 0) return;
   const BloomFilter shape = filter_of(*plan);
@@ -38,7 +38,7 @@ __global__ void take_alone(const BloomPlan* plan, IndexSet positives, const uint
 }
 
 // Runs in one thread.
-__global__ void plan_draws(BloomPlan* plan, IndexSet undecided, uint64_t most_members,
+__device__ void plan_draws(BloomPlan* plan, IndexSet undecided, uint64_t most_members,
                            Refused too_many, dr_cuda_result* result) {
   if (plan->active == 0) return;
   const uint32_t left = undecided.before[undecided.tiles], alone = plan->found - left;
@@ -58,7 +58,7 @@ __global__ void plan_draws(BloomPlan* plan, IndexSet undecided, uint64_t most_me
 }
 
 // Lists the members in the order of (index, hash), each with the (size, bit) of its set.
-__global__ void list_members(const BloomPlan* plan, IndexSet undecided, const uint32_t* sizes,
+__device__ void list_members(const BloomPlan* plan, IndexSet undecided, const uint32_t* sizes,
                              uint64_t* sets, uint32_t* members) {
   if (plan->active == 0 || plan->wanted == 0) return;
   const BloomFilter shape = filter_of(*plan);
@@ -76,7 +76,7 @@ __global__ void list_members(const BloomPlan* plan, IndexSet undecided, const ui
 }
 
 // Fills the places beyond the members with the largest key, so that they come last in the sort.
-__global__ void fill_sets(const BloomPlan* plan, uint64_t* sets, uint64_t capacity) {
+__device__ void fill_sets(const BloomPlan* plan, uint64_t* sets, uint64_t capacity) {
   if (plan->active == 0) return;
   for (uint64_t i = plan->members + uint64_t{grid_index()}; i < capacity; i += grid_stride())
     sets[i] = ~uint64_t{0};
@@ -109,7 +109,7 @@ struct Draws {
 
 // Runs in one thread. Each draw removes a member and each visit draws, so the loop makes at most
 // two turns per member (plan->members). kept: memory for a (start, left) per set.
-__global__ void draw(const BloomPlan* plan, const uint64_t* sets, uint32_t* members, uint2* kept,
+__device__ void draw(const BloomPlan* plan, const uint64_t* sets, uint32_t* members, uint2* kept,
                      IndexSet taken) {
   if (plan->active == 0) return;
   const uint32_t end = plan->members;
@@ -133,7 +133,7 @@ __global__ void draw(const BloomPlan* plan, const uint64_t* sets, uint32_t* memb
   }
 }
 
-__global__ void replace(const BloomPlan* plan, IndexSet positives, IndexSet taken) {
+__device__ void replace(const BloomPlan* plan, IndexSet positives, IndexSet taken) {
   if (plan->active == 0) return;
   for_each_word(positives, [&](uint32_t tile, uint32_t at, uint32_t, uint32_t) {
     replace_word(positives, tile, at, taken.bits[at]);
@@ -148,24 +148,24 @@ void keep_by_conflict_sets(Device& device, BloomPlan* plan, uint32_t d, uint64_t
   const uint32_t blocks = blocks_for(positives.words);
   const IndexSet taken = index_set(device, d), undecided = index_set(device, d);
   uint32_t* sizes = device.zeros<uint32_t>(most_bits);
-  launch_elementwise(device, count_members, blocks, plan, positives, sizes);
-  launch(device, take_alone, blocks, kThreads, 0, plan, positives, sizes, taken, undecided);
+  launch_elementwise<count_members>(device, blocks, plan, positives, sizes);
+  launch<take_alone>(device, blocks, kThreads, 0, plan, positives, sizes, taken, undecided);
   sum_tiles(device, undecided);
-  launch(device, plan_draws, 1, 1, 0, plan, undecided, most_members, too_many, device.result());
+  launch<plan_draws>(device, 1, 1, 0, plan, undecided, most_members, too_many, device.result());
 
   uint64_t* unsorted_sets = device.array<uint64_t>(most_members);
   uint64_t* sets = device.array<uint64_t>(most_members);
   uint32_t* unsorted_members = device.array<uint32_t>(most_members);
   uint32_t* members = device.array<uint32_t>(most_members);
-  launch(device, list_members, blocks, kThreads, 0, plan, undecided, sizes, unsorted_sets,
-         unsorted_members);
-  launch_elementwise(device, fill_sets, blocks_for(most_members), plan, unsorted_sets,
-                     most_members);
+  launch<list_members>(device, blocks, kThreads, 0, plan, undecided, sizes, unsorted_sets,
+                       unsorted_members);
+  launch_elementwise<fill_sets>(device, blocks_for(most_members), plan, unsorted_sets,
+                                most_members);
   sort_pairs(device, unsorted_sets, sets, unsorted_members, members, most_members);
-  launch(device, draw, 1, 1, 0, plan, sets, members, reinterpret_cast<uint2*>(unsorted_sets),
-         taken);
+  launch<draw>(device, 1, 1, 0, plan, sets, members, reinterpret_cast<uint2*>(unsorted_sets),
+               taken);
 
-  launch(device, replace, blocks, kThreads, 0, plan, positives, taken);
+  launch<replace>(device, blocks, kThreads, 0, plan, positives, taken);
   sum_tiles(device, positives);
   device.release(mark);
 }

@@ -5,7 +5,7 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-__global__ void insert(const BloomPlan* plan, const uint32_t* indices, uint32_t* filter) {
+__device__ void insert(const BloomPlan* plan, const uint32_t* indices, uint32_t* filter) {
   if (plan->active == 0) return;
   const BloomFilter shape = filter_of(*plan);
   for (uint32_t i = grid_index(); i < plan->count; i += grid_stride()) {
@@ -21,7 +21,7 @@ __global__ void insert(const BloomPlan* plan, const uint32_t* indices, uint32_t*
 // It continues with the next hash if the bit is set, otherwise with the next index. This takes
 // about two tests per index, and the lanes of a warp stay together however many tests their indices
 // need.
-__global__ void scan(const BloomPlan* plan, const uint32_t* filter, uint32_t d,
+__device__ void scan(const BloomPlan* plan, const uint32_t* filter, uint32_t d,
                      IndexSet positives) {
   if (plan->active == 0) return;
   const uint32_t bits = plan->bits, hashes = plan->hashes;
@@ -43,7 +43,7 @@ __global__ void scan(const BloomPlan* plan, const uint32_t* filter, uint32_t d,
   }
 }
 
-__global__ void list(const BloomPlan* plan, IndexSet set, uint32_t* indices) {
+__device__ void list(const BloomPlan* plan, IndexSet set, uint32_t* indices) {
   if (plan->active == 0) return;
   const uint32_t listed = plan->listed;
   for_each_word(set, [&](uint32_t, uint32_t at, uint32_t word, uint32_t rank) {
@@ -71,17 +71,17 @@ void sum_tiles(Device& device, const IndexSet& set) {
 
 void insert_indices(Device& device, const BloomPlan* plan, const uint32_t* indices,
                     uint32_t capacity, uint32_t* filter) {
-  launch_elementwise(device, insert, blocks_for(capacity), plan, indices, filter);
+  launch_elementwise<insert>(device, blocks_for(capacity), plan, indices, filter);
 }
 
 void scan_universe(Device& device, const BloomPlan* plan, const uint32_t* filter, uint32_t d,
                    const IndexSet& positives) {
-  launch(device, scan, blocks_for(positives.words), kThreads, 0, plan, filter, d, positives);
+  launch<scan>(device, blocks_for(positives.words), kThreads, 0, plan, filter, d, positives);
   sum_tiles(device, positives);
 }
 
 void list_indices(Device& device, const BloomPlan* plan, const IndexSet& set, uint32_t* indices) {
-  launch(device, list, blocks_for(set.words), kThreads, 0, plan, set, indices);
+  launch<list>(device, blocks_for(set.words), kThreads, 0, plan, set, indices);
 }
 
 }  // namespace cuda

@@ -12,7 +12,7 @@ constexpr uint32_t kBins = 65536;  // values of one half of a random number
 
 // Counts all upper halves, or the lower halves of the numbers whose upper half is the current
 // threshold.
-__global__ void count_halves(const BloomPlan* plan, IndexSet positives, bool upper,
+__device__ void count_halves(const BloomPlan* plan, IndexSet positives, bool upper,
                              uint32_t* bins) {
   if (plan->active == 0) return;
   const uint64_t key = plan->key;
@@ -27,7 +27,7 @@ __global__ void count_halves(const BloomPlan* plan, IndexSet positives, bool upp
 }
 
 // Runs in one block. Extends the threshold by the half that contains the wanted-th smallest number.
-__global__ void find_half(BloomPlan* plan, const uint32_t* bins, bool upper) {
+__device__ void find_half(BloomPlan* plan, const uint32_t* bins, bool upper) {
   __shared__ uint32_t shared[33];
   if (plan->active == 0) return;
   const uint32_t wanted = plan->wanted;  // read before the barriers, written after them
@@ -44,7 +44,7 @@ __global__ void find_half(BloomPlan* plan, const uint32_t* bins, bool upper) {
   plan->wanted = wanted - before;
 }
 
-__global__ void keep(const BloomPlan* plan, IndexSet positives) {
+__device__ void keep(const BloomPlan* plan, IndexSet positives) {
   if (plan->active == 0) return;
   const uint64_t key = plan->key;
   const uint32_t threshold = plan->threshold;
@@ -64,10 +64,10 @@ void keep_random(Device& device, BloomPlan* plan, const IndexSet& positives) {
   const uint32_t blocks = blocks_for(positives.words);
   for (const bool upper : {true, false}) {
     uint32_t* bins = device.zeros<uint32_t>(kBins);
-    launch(device, count_halves, blocks, kThreads, 0, plan, positives, upper, bins);
-    launch(device, find_half, 1, kThreads, 0, plan, bins, upper);
+    launch<count_halves>(device, blocks, kThreads, 0, plan, positives, upper, bins);
+    launch<find_half>(device, 1, kThreads, 0, plan, bins, upper);
   }
-  launch(device, keep, blocks, kThreads, 0, plan, positives);
+  launch<keep>(device, blocks, kThreads, 0, plan, positives);
   sum_tiles(device, positives);
   device.release(mark);
 }

@@ -22,7 +22,7 @@ __device__ uint32_t low_word(const uint32_t* indices, uint32_t count, unsigned w
 }
 
 // The words of the section must be 0 before.
-__global__ void write(const uint32_t* indices, const uint32_t* count_at, uint32_t d,
+__device__ void write(const uint32_t* indices, const uint32_t* count_at, uint32_t d,
                       uint32_t* section, uint64_t* bytes) {
   const uint32_t count = *count_at;
   if (count == 0) {
@@ -55,7 +55,7 @@ __global__ void write(const uint32_t* indices, const uint32_t* count_at, uint32_
 }
 
 // Counts the set bits in every 64 high bits. Counts beyond the high bits do not change.
-__global__ void count_high(const DeviceSection* section, uint32_t* counts, dr_cuda_result* result) {
+__device__ void count_high(const DeviceSection* section, uint32_t* counts, dr_cuda_result* result) {
   if (skipped(section, result)) return;
   const uint32_t count = section->count;
   if (count == 0) {
@@ -81,7 +81,7 @@ __global__ void count_high(const DeviceSection* section, uint32_t* counts, dr_cu
         static_cast<uint32_t>(__popcll(load_bits(high, layout.high_bytes, uint64_t{64} * at)));
 }
 
-__global__ void read(const DeviceSection* section, const uint32_t* before, uint32_t* indices,
+__device__ void read(const DeviceSection* section, const uint32_t* before, uint32_t* indices,
                      dr_cuda_result* result) {
   if (skipped(section, result)) return;
   const uint32_t count = section->count, d = section->d;
@@ -123,9 +123,9 @@ uint64_t section_capacity(uint32_t d, uint32_t capacity, const double*) {
 
 void encode(Device& device, DeviceIndexEncoding& encoding) {
   device.zero(encoding.section.data, encoding.section.capacity + 4);
-  launch_elementwise(device, write, blocks_for(encoding.capacity, 2), encoding.indices,
-                     encoding.count, encoding.d, reinterpret_cast<uint32_t*>(encoding.section.data),
-                     encoding.section.bytes);
+  launch_elementwise<write>(
+      device, blocks_for(encoding.capacity, 2), encoding.indices, encoding.count, encoding.d,
+      reinterpret_cast<uint32_t*>(encoding.section.data), encoding.section.bytes);
 }
 
 uint32_t most_count(uint64_t bytes, uint32_t d) {
@@ -138,9 +138,9 @@ void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t c
   // words of the high bits, for any count up to capacity
   const uint64_t words = (3 * uint64_t{std::min(d, capacity)} + 1 + 63) / 64;
   uint32_t* before = device.array<uint32_t>(words);
-  launch_elementwise(device, count_high, blocks_for(words), section, before, device.result());
+  launch_elementwise<count_high>(device, blocks_for(words), section, before, device.result());
   exclusive_sum(device, before, before, words);
-  launch_elementwise(device, read, blocks_for(words), section, before, indices, device.result());
+  launch_elementwise<read>(device, blocks_for(words), section, before, indices, device.result());
   device.release(mark);
 }
 

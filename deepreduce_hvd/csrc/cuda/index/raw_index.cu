@@ -5,13 +5,13 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-__global__ void write(const uint32_t* indices, const uint32_t* count, uint32_t* section,
+__device__ void write(const uint32_t* indices, const uint32_t* count, uint32_t* section,
                       uint64_t* bytes) {
   for (uint32_t i = grid_index(); i < *count; i += grid_stride()) section[i] = indices[i];
   if (grid_index() == 0) *bytes = uint64_t{4} * *count;
 }
 
-__global__ void read(const DeviceSection* section, uint32_t* indices, uint32_t* disordered,
+__device__ void read(const DeviceSection* section, uint32_t* indices, uint32_t* disordered,
                      dr_cuda_result* result) {
   if (skipped(section, result)) return;
   const uint32_t count = section->count, d = section->d;
@@ -30,13 +30,13 @@ __global__ void read(const DeviceSection* section, uint32_t* indices, uint32_t* 
 }
 
 // Only unsorted indices can contain duplicates that were not refused before.
-__global__ void clear(const DeviceSection* section, const uint32_t* disordered, uint32_t* seen,
+__device__ void clear(const DeviceSection* section, const uint32_t* disordered, uint32_t* seen,
                       uint32_t words, const dr_cuda_result* result) {
   if (skipped(section, result) || *disordered == 0) return;
   for (uint32_t word = grid_index(); word < words; word += grid_stride()) seen[word] = 0;
 }
 
-__global__ void expect_distinct(const DeviceSection* section, const uint32_t* disordered,
+__device__ void expect_distinct(const DeviceSection* section, const uint32_t* disordered,
                                 const uint32_t* indices, uint32_t* seen, dr_cuda_result* result) {
   if (skipped(section, result) || *disordered == 0) return;
   for (uint32_t i = grid_index(); i < section->count; i += grid_stride()) {
@@ -51,8 +51,9 @@ uint64_t section_capacity(uint32_t, uint32_t capacity, const double*) {
 }
 
 void encode(Device& device, DeviceIndexEncoding& encoding) {
-  launch_elementwise(device, write, blocks_for(encoding.capacity), encoding.indices, encoding.count,
-                     reinterpret_cast<uint32_t*>(encoding.section.data), encoding.section.bytes);
+  launch_elementwise<write>(device, blocks_for(encoding.capacity), encoding.indices, encoding.count,
+                            reinterpret_cast<uint32_t*>(encoding.section.data),
+                            encoding.section.bytes);
 }
 
 uint32_t most_count(uint64_t bytes, uint32_t d) {
@@ -65,12 +66,12 @@ void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t c
   const uint32_t words = static_cast<uint32_t>((uint64_t{d} + 31) / 32);
   uint32_t* disordered = device.zeros<uint32_t>(1);
   uint32_t* seen = device.array<uint32_t>(words);
-  launch_elementwise(device, read, blocks_for(capacity), section, indices, disordered,
-                     device.result());
-  launch_elementwise(device, clear, blocks_for(words), section, disordered, seen, words,
-                     device.result());
-  launch_elementwise(device, expect_distinct, blocks_for(capacity), section, disordered, indices,
-                     seen, device.result());
+  launch_elementwise<read>(device, blocks_for(capacity), section, indices, disordered,
+                           device.result());
+  launch_elementwise<clear>(device, blocks_for(words), section, disordered, seen, words,
+                            device.result());
+  launch_elementwise<expect_distinct>(device, blocks_for(capacity), section, disordered, indices,
+                                      seen, device.result());
   device.release(mark);
 }
 

@@ -16,7 +16,7 @@ __device__ uint32_t gap_at(const uint32_t* indices, uint32_t i) {
 
 // Computes parameters[block], and the size of its data in bytes[block]. Up to most_blocks, missing
 // blocks have 0 bytes.
-__global__ void choose_parameters(const uint32_t* indices, const uint32_t* count_at,
+__device__ void choose_parameters(const uint32_t* indices, const uint32_t* count_at,
                                   uint32_t most_blocks, uint32_t* parameters, uint32_t* bytes) {
   __shared__ uint32_t shared[3][33];
   const uint32_t count = *count_at, blocks = index_blocks(count);
@@ -58,7 +58,7 @@ __device__ void put(uint32_t* image, uint32_t bit, uint32_t value, unsigned widt
 }
 
 // starts: exclusive sums of bytes, with one more entry than blocks.
-__global__ void write_blocks(const uint32_t* indices, const uint32_t* count_at,
+__device__ void write_blocks(const uint32_t* indices, const uint32_t* count_at,
                              const uint32_t* parameters, const uint32_t* starts, uint8_t* section,
                              uint64_t* section_bytes) {
   __shared__ uint32_t image[kImageWords];
@@ -179,7 +179,7 @@ __device__ bool read_block(const BlockIn& in, uint32_t d, uint64_t following, Sh
   return true;
 }
 
-__global__ void read_blocks(const DeviceSection* section, uint32_t* indices,
+__device__ void read_blocks(const DeviceSection* section, uint32_t* indices,
                             dr_cuda_result* result) {
   __shared__ SharedMemory shared;
   if (block_skipped(section, result)) return;
@@ -224,11 +224,12 @@ void encode(Device& device, DeviceIndexEncoding& encoding) {
   const uint32_t blocks = index_blocks(encoding.capacity);
   uint32_t* parameters = device.array<uint32_t>(blocks);
   uint32_t* starts = device.array<uint32_t>(uint64_t{blocks} + 1);
-  launch(device, choose_parameters, blocks_for(uint64_t{blocks} + 1, 1, 1), kThreads, 0,
-         encoding.indices, encoding.count, blocks, parameters, starts);
+  launch<choose_parameters>(device, blocks_for(uint64_t{blocks} + 1, 1, 1), kThreads, 0,
+                            encoding.indices, encoding.count, blocks, parameters, starts);
   exclusive_sum(device, starts, starts, uint64_t{blocks} + 1);
-  launch(device, write_blocks, blocks_for(blocks, 1, 1), kThreads, 0, encoding.indices,
-         encoding.count, parameters, starts, encoding.section.data, encoding.section.bytes);
+  launch<write_blocks>(device, blocks_for(blocks, 1, 1), kThreads, 0, encoding.indices,
+                       encoding.count, parameters, starts, encoding.section.data,
+                       encoding.section.bytes);
   device.release(mark);
 }
 
@@ -238,8 +239,8 @@ uint32_t most_count(uint64_t bytes, uint32_t d) {
 
 void decode(Device& device, const DeviceSection* section, uint32_t, uint32_t capacity, uint64_t,
             const double*, uint32_t* indices) {
-  launch(device, read_blocks, blocks_for(index_blocks(capacity), 1, 1), kThreads, 0, section,
-         indices, device.result());
+  launch<read_blocks>(device, blocks_for(index_blocks(capacity), 1, 1), kThreads, 0, section,
+                      indices, device.result());
 }
 
 }  // namespace

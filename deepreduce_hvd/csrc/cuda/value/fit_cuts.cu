@@ -73,8 +73,8 @@ __device__ void look_up(Node& node, const float* y, uint32_t fewest, Warps& warp
 }
 
 // One block per side.
-__global__ void __launch_bounds__(kTreeThreads)
-    choose(PolyHead* head, const float* magnitudes, Tree tree, uint32_t* starts, uint32_t most) {
+__device__ void choose(PolyHead* head, const float* magnitudes, Tree tree, uint32_t* starts,
+                       uint32_t most) {
   __shared__ Leaves leaves;
   __shared__ Warps warps;
   __shared__ RankBins ranks;
@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(kTreeThreads)
 
 void choose_cuts(Device& device, const float* magnitudes, const PolyArrays& arrays,
                  const Tree& tree) {
-  launch(device, choose, 2, kTreeThreads, 0, arrays.head, magnitudes, tree, arrays.starts,
-         arrays.most);
+  launch<choose, kTreeThreads>(device, 2, kTreeThreads, 0, arrays.head, magnitudes, tree,
+                               arrays.starts, arrays.most);
 }
 
 }  // namespace cuda

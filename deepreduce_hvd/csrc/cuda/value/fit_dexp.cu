@@ -161,7 +161,7 @@ __device__ void sum_errors(const Points& points, const Curve* curves, double* fo
 // One block per side. Uses Jacquelin's integral equations. A constant and a single exponential are
 // also candidates. The candidate with the smallest squared error wins; with equal errors, the first
 // one in the order constant, single, double.
-__global__ void fit_sides(const float* magnitudes, const uint32_t* counts, Curve* curves) {
+__device__ void fit_sides(const float* magnitudes, const uint32_t* counts, Curve* curves) {
   __shared__ double integrals[kIntegralSums];
   __shared__ double factors[kFactorSums];
   __shared__ double errors[kCandidates];
@@ -210,7 +210,7 @@ __global__ void fit_sides(const float* magnitudes, const uint32_t* counts, Curve
   curves[side] = best;
 }
 
-__global__ void write(const uint32_t* counts, const Curve* curves, uint32_t* section,
+__device__ void write(const uint32_t* counts, const Curve* curves, uint32_t* section,
                       uint64_t* bytes) {
   if (grid_index() != 0) return;
   const bool any = counts[0] + counts[1] != 0;
@@ -222,7 +222,7 @@ __global__ void write(const uint32_t* counts, const Curve* curves, uint32_t* sec
 
 // Evaluates the curve: values in sorted order, each written to the position given by `order`.
 // section: null when encoding.
-__global__ void evaluate(const uint32_t* counts, const Curve* curves, const DeviceSection* section,
+__device__ void evaluate(const uint32_t* counts, const Curve* curves, const DeviceSection* section,
                          const dr_cuda_result* result, const uint32_t* order, float* out) {
   if (section != nullptr && skipped(section, result)) return;
   const uint32_t count = counts[0] + counts[1];
@@ -235,7 +235,7 @@ __global__ void evaluate(const uint32_t* counts, const Curve* curves, const Devi
   }
 }
 
-__global__ void read(const DeviceSection* section, uint32_t* counts, Curve* curves,
+__device__ void read(const DeviceSection* section, uint32_t* counts, Curve* curves,
                      dr_cuda_result* result) {
   if (grid_index() != 0 || skipped(section, result)) return;
   const uint32_t count = section->count;
@@ -273,11 +273,12 @@ void encode(Device& device, DeviceValueEncoding& encoding) {
   const SortedSides sorted =
       sort_sides(device, encoding.values, encoding.count, encoding.capacity, encoding.order);
   Curve* curves = device.array<Curve>(2);
-  launch(device, fit_sides, 2, kFitThreads, kFitShared, sorted.magnitudes, sorted.counts, curves);
-  launch_elementwise(device, write, 1, sorted.counts, curves,
-                     reinterpret_cast<uint32_t*>(encoding.section.data), encoding.section.bytes);
-  launch_elementwise(device, evaluate, blocks_for(encoding.capacity), sorted.counts, curves,
-                     nullptr, device.result(), encoding.order, encoding.decoded);
+  launch<fit_sides>(device, 2, kFitThreads, kFitShared, sorted.magnitudes, sorted.counts, curves);
+  launch_elementwise<write>(device, 1, sorted.counts, curves,
+                            reinterpret_cast<uint32_t*>(encoding.section.data),
+                            encoding.section.bytes);
+  launch_elementwise<evaluate>(device, blocks_for(encoding.capacity), sorted.counts, curves,
+                               nullptr, device.result(), encoding.order, encoding.decoded);
   device.release(mark);
 }
 
@@ -288,9 +289,9 @@ void decode(Device& device, const DeviceSection* section, uint32_t capacity, uin
   const uint64_t mark = device.mark();
   uint32_t* counts = device.array<uint32_t>(2);
   Curve* curves = device.array<Curve>(2);
-  launch_elementwise(device, read, 1, section, counts, curves, device.result());
-  launch_elementwise(device, evaluate, blocks_for(capacity), counts, curves, section,
-                     device.result(), nullptr, values);
+  launch_elementwise<read>(device, 1, section, counts, curves, device.result());
+  launch_elementwise<evaluate>(device, blocks_for(capacity), counts, curves, section,
+                               device.result(), nullptr, values);
   device.release(mark);
 }
 

@@ -13,9 +13,8 @@ constexpr uint32_t kAdders = 96, kMomentThreads = kAdders + kTile;
 constexpr uint32_t kRow = kTile + kLanes;  // so rows of products start in different banks
 static_assert(kSums * kLanes <= kAdders, "one thread a lane of each sum");
 
-__global__ void __launch_bounds__(kMomentThreads)
-    sum_moments(const float* magnitudes, PolyArrays arrays, int degree, double* fits,
-                double* totals) {
+__device__ void sum_moments(const float* magnitudes, PolyArrays arrays, int degree, double* fits,
+                            double* totals) {
   __shared__ double products[2][kSums][kRow];
   __shared__ double lanes[kSums][kLanes];
   __shared__ Recurrence recurrence;
@@ -72,7 +71,7 @@ __global__ void __launch_bounds__(kMomentThreads)
 
 // One block per side: adds the sums of its segments in the order of the host, then computes the
 // coefficients.
-__global__ void quantize(PolyArrays arrays, int degree, const double* fits, const double* totals) {
+__device__ void quantize(PolyArrays arrays, int degree, const double* fits, const double* totals) {
   __shared__ double squares[kThreads];
   __shared__ double total_chunk[kThreads];
   __shared__ uint32_t columns[kMostTerms];
@@ -126,9 +125,9 @@ void fit_segments(Device& device, const float* magnitudes, const PolyArrays& arr
   const uint64_t mark = device.mark();
   double* fits = device.array<double>(uint64_t{2} * arrays.most * kMostTerms);
   double* totals = device.array<double>(uint64_t{2} * arrays.most);
-  launch(device, sum_moments, 2 * arrays.most, kMomentThreads, 0, magnitudes, arrays, degree, fits,
-         totals);
-  launch(device, quantize, 2, kThreads, 0, arrays, degree, fits, totals);
+  launch<sum_moments, kMomentThreads>(device, 2 * arrays.most, kMomentThreads, 0, magnitudes,
+                                      arrays, degree, fits, totals);
+  launch<quantize>(device, 2, kThreads, 0, arrays, degree, fits, totals);
   device.release(mark);
 }
 

@@ -9,7 +9,7 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-__global__ void start_sides(const float* magnitudes, const uint32_t* counts, PolyHead* head,
+__device__ void start_sides(const float* magnitudes, const uint32_t* counts, PolyHead* head,
                             int degree, uint32_t segments) {
   if (grid_index() >= 2) return;
   const uint32_t s = grid_index(), count = counts[s], start = s == 0 ? 0 : counts[0];
@@ -27,7 +27,7 @@ __device__ void put_bytes(uint8_t* to, uint32_t value, int bytes) {
 }
 
 // Runs in one thread: writes the widths and the bytes before the fields.
-__global__ void write_head(PolyHead* head, int degree, uint8_t* section, uint64_t* bytes) {
+__device__ void write_head(PolyHead* head, int degree, uint8_t* section, uint64_t* bytes) {
   if (grid_index() != 0) return;
   const PolySide& first = head->side[0];
   const PolySide& second = head->side[1];
@@ -76,7 +76,7 @@ __device__ uint64_t coefficients_bit(const PolyHead& head, uint32_t side, uint32
 }
 
 // One thread per segment: writes its fields, and computes the powers that they represent.
-__global__ void write_segments(PolyArrays arrays, uint32_t* words) {
+__device__ void write_segments(PolyArrays arrays, uint32_t* words) {
   const PolyHead& head = *arrays.head;
   for (uint32_t place = grid_index(); place < 2 * arrays.most; place += grid_stride()) {
     const uint32_t side = place / arrays.most, s = place % arrays.most,
@@ -97,7 +97,7 @@ __global__ void write_segments(PolyArrays arrays, uint32_t* words) {
 
 // Evaluates the polynomials: values in sorted order, each written to the position given by `order`.
 // section: null when encoding.
-__global__ void evaluate(PolyArrays arrays, const DeviceSection* section,
+__device__ void evaluate(PolyArrays arrays, const DeviceSection* section,
                          const dr_cuda_result* result, const uint32_t* order, float* out) {
   if (section != nullptr && skipped(section, result)) return;
   const PolyHead& head = *arrays.head;
@@ -174,7 +174,7 @@ __device__ uint32_t field_at(const DeviceSection* section, const PolyHead& head,
 }
 
 // Runs in one block: reads the head, and where segments start.
-__global__ void read_starts(const DeviceSection* section, PolyArrays arrays,
+__device__ void read_starts(const DeviceSection* section, PolyArrays arrays,
                             dr_cuda_result* result) {
   __shared__ uint64_t shared[33];
   if (block_skipped(section, result)) return;
@@ -209,7 +209,7 @@ __global__ void read_starts(const DeviceSection* section, PolyArrays arrays,
 }
 
 // One thread per segment.
-__global__ void read_coefficients(const DeviceSection* section, PolyArrays arrays,
+__device__ void read_coefficients(const DeviceSection* section, PolyArrays arrays,
                                   dr_cuda_result* result) {
   if (skipped(section, result)) return;
   const PolyHead& head = *arrays.head;
@@ -261,17 +261,17 @@ void encode(Device& device, DeviceValueEncoding& encoding) {
       sort_sides(device, encoding.values, encoding.count, encoding.capacity, encoding.order);
   const PolyArrays arrays =
       poly_arrays(device, most_segments(encoding.capacity, {degree, segments}));
-  launch_elementwise(device, start_sides, 1, sorted.magnitudes, sorted.counts, arrays.head, degree,
-                     segments);
+  launch_elementwise<start_sides>(device, 1, sorted.magnitudes, sorted.counts, arrays.head, degree,
+                                  segments);
   find_segments(device, sorted.magnitudes, arrays, encoding.capacity, degree);
   fit_segments(device, sorted.magnitudes, arrays, degree);
   device.zero(encoding.section.data, encoding.section.capacity + kSectionSlack);
-  launch_elementwise(device, write_head, 1, arrays.head, degree, encoding.section.data,
-                     encoding.section.bytes);
-  launch_elementwise(device, write_segments, blocks_for(uint64_t{2} * arrays.most), arrays,
-                     reinterpret_cast<uint32_t*>(encoding.section.data));
-  launch_elementwise(device, evaluate, blocks_for(encoding.capacity), arrays, nullptr,
-                     device.result(), encoding.order, encoding.decoded);
+  launch_elementwise<write_head>(device, 1, arrays.head, degree, encoding.section.data,
+                                 encoding.section.bytes);
+  launch_elementwise<write_segments>(device, blocks_for(uint64_t{2} * arrays.most), arrays,
+                                     reinterpret_cast<uint32_t*>(encoding.section.data));
+  launch_elementwise<evaluate>(device, blocks_for(encoding.capacity), arrays, nullptr,
+                               device.result(), encoding.order, encoding.decoded);
   device.release(mark);
 }
 
@@ -281,11 +281,11 @@ void decode(Device& device, const DeviceSection* section, uint32_t capacity, uin
             float* values) {
   const uint64_t mark = device.mark();
   const PolyArrays arrays = poly_arrays(device, std::max(1u, std::min(capacity, kMaxSegments)));
-  launch(device, read_starts, 1, kThreads, 0, section, arrays, device.result());
-  launch_elementwise(device, read_coefficients, blocks_for(uint64_t{2} * arrays.most), section,
-                     arrays, device.result());
-  launch_elementwise(device, evaluate, blocks_for(capacity), arrays, section, device.result(),
-                     nullptr, values);
+  launch<read_starts>(device, 1, kThreads, 0, section, arrays, device.result());
+  launch_elementwise<read_coefficients>(device, blocks_for(uint64_t{2} * arrays.most), section,
+                                        arrays, device.result());
+  launch_elementwise<evaluate>(device, blocks_for(capacity), arrays, section, device.result(),
+                               nullptr, values);
   device.release(mark);
 }
 

@@ -13,8 +13,7 @@ constexpr uint32_t kMostRounds = 24;       // a typical tree of 1024 segments ha
 constexpr unsigned kBottleneckShift = 20;  // bins of an eighth of an octave
 
 // One block per side: takes the results of the last round, and plans the next one.
-__global__ void __launch_bounds__(kTreeThreads)
-    plan_round(const PolyHead* head, Tree tree, int first_round) {
+__device__ void plan_round(const PolyHead* head, Tree tree, int first_round) {
   __shared__ RankBins ranks;
   uint32_t* const shared = ranks.sums;
   const PolySide& side = head->side[blockIdx.x];
@@ -59,7 +58,7 @@ __global__ void __launch_bounds__(kTreeThreads)
 }
 
 // One warp per tile, for both sides.
-__global__ void look_ahead(const PolyHead* head, const float* magnitudes, Tree tree) {
+__device__ void look_ahead(const PolyHead* head, const float* magnitudes, Tree tree) {
   const uint32_t tiles_before = tree.searches[0].tiles, all = tiles_before + tree.searches[1].tiles;
   for (uint32_t t = grid_index() / 32; t < all; t += grid_stride() / 32) {
     const uint32_t side = t < tiles_before ? 0 : 1, mine = side == 0 ? t : t - tiles_before;
@@ -100,14 +99,14 @@ void find_segments(Device& device, const float* magnitudes, const PolyArrays& ar
   tree.tiles = device.array<Tile>(uint64_t{2} * tree.most_tiles);
   tree.searches = device.array<Search>(2);
   const uint32_t rounds = std::min(kMostRounds, arrays.most);
-  launch(device, plan_round, 2, kTreeThreads, 0, arrays.head, tree, 1);
+  launch<plan_round, kTreeThreads>(device, 2, kTreeThreads, 0, arrays.head, tree, 1);
   for (uint32_t round = 1; round < rounds; ++round) {
-    launch(device, look_ahead, blocks_for(uint64_t{32} * tree.most_tiles), kThreads, 0, arrays.head,
-           magnitudes, tree);
-    launch(device, plan_round, 2, kTreeThreads, 0, arrays.head, tree, 0);
+    launch<look_ahead>(device, blocks_for(uint64_t{32} * tree.most_tiles), kThreads, 0, arrays.head,
+                       magnitudes, tree);
+    launch<plan_round, kTreeThreads>(device, 2, kTreeThreads, 0, arrays.head, tree, 0);
   }
-  launch(device, look_ahead, blocks_for(uint64_t{32} * tree.most_tiles), kThreads, 0, arrays.head,
-         magnitudes, tree);
+  launch<look_ahead>(device, blocks_for(uint64_t{32} * tree.most_tiles), kThreads, 0, arrays.head,
+                     magnitudes, tree);
   choose_cuts(device, magnitudes, arrays, tree);
   device.release(mark);
 }

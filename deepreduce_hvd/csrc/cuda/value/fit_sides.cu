@@ -13,7 +13,7 @@ struct KeyRange {
   uint32_t least_complement, most, negatives;
 };
 
-__global__ void measure_keys(const float* values, const uint32_t* count, KeyRange* range) {
+__device__ void measure_keys(const float* values, const uint32_t* count, KeyRange* range) {
   __shared__ KeyRange of_block;
   uint32_t least_complement = 0, most = 0, negatives = 0;
   if (threadIdx.x == 0) of_block = {0, 0, 0};
@@ -35,7 +35,7 @@ __global__ void measure_keys(const float* values, const uint32_t* count, KeyRang
 }
 
 // Elements beyond the count come last: they have the largest key, and the sort is stable.
-__global__ void make_keys(const float* values, const uint32_t* count_at, uint32_t capacity,
+__device__ void make_keys(const float* values, const uint32_t* count_at, uint32_t capacity,
                           const KeyRange* range, uint32_t* keys, uint32_t* positions) {
   const uint32_t count = *count_at, least = ~range->least_complement;
   const SortBits bits = sort_bits(least, range->most);
@@ -46,7 +46,7 @@ __global__ void make_keys(const float* values, const uint32_t* count_at, uint32_
   }
 }
 
-__global__ void take_magnitudes(const float* values, const uint32_t* order,
+__device__ void take_magnitudes(const float* values, const uint32_t* order,
                                 const uint32_t* count_at, const KeyRange* range, float* magnitudes,
                                 uint32_t* counts) {
   const uint32_t count = *count_at;
@@ -69,12 +69,12 @@ SortedSides sort_sides(Device& device, const float* values, const uint32_t* coun
   uint32_t* keys = device.array<uint32_t>(capacity);
   uint32_t* sorted_keys = device.array<uint32_t>(capacity);
   uint32_t* positions = device.array<uint32_t>(capacity);
-  launch(device, measure_keys, blocks_for(capacity, 8), kThreads, 0, values, count, range);
-  launch_elementwise(device, make_keys, blocks_for(capacity), values, count, capacity, range, keys,
-                     positions);
+  launch<measure_keys>(device, blocks_for(capacity, 8), kThreads, 0, values, count, range);
+  launch_elementwise<make_keys>(device, blocks_for(capacity), values, count, capacity, range, keys,
+                                positions);
   sort_pairs(device, keys, sorted_keys, positions, order, capacity, 0, kMostSortedBits);
-  launch_elementwise(device, take_magnitudes, blocks_for(capacity), values, order, count, range,
-                     magnitudes, counts);
+  launch_elementwise<take_magnitudes>(device, blocks_for(capacity), values, order, count, range,
+                                      magnitudes, counts);
   device.release(mark);
   return {counts, magnitudes};
 }

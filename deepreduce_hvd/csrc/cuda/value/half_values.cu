@@ -7,7 +7,7 @@ namespace cuda {
 namespace {
 
 template <class Format>
-__global__ void write(const float* values, const uint32_t* count, uint16_t* section,
+__device__ void write(const float* values, const uint32_t* count, uint16_t* section,
                       uint64_t* bytes, float* decoded) {
   for (uint32_t i = grid_index(); i < *count; i += grid_stride()) {
     const uint16_t half = Format::narrow(values[i]);
@@ -18,7 +18,7 @@ __global__ void write(const float* values, const uint32_t* count, uint16_t* sect
 }
 
 template <class Format>
-__global__ void read(const DeviceSection* section, float* values, dr_cuda_result* result) {
+__device__ void read(const DeviceSection* section, float* values, dr_cuda_result* result) {
   if (skipped(section, result)) return;
   const uint32_t count = section->count;
   if (section->bytes != uint64_t{2} * count) {
@@ -40,9 +40,9 @@ uint64_t section_capacity(uint32_t capacity, const double*) { return uint64_t{2}
 
 template <class Format>
 void encode(Device& device, DeviceValueEncoding& encoding) {
-  launch_elementwise(device, write<Format>, blocks_for(encoding.capacity), encoding.values,
-                     encoding.count, reinterpret_cast<uint16_t*>(encoding.section.data),
-                     encoding.section.bytes, encoding.decoded);
+  launch_elementwise<write<Format>>(
+      device, blocks_for(encoding.capacity), encoding.values, encoding.count,
+      reinterpret_cast<uint16_t*>(encoding.section.data), encoding.section.bytes, encoding.decoded);
 }
 
 uint32_t most_count(uint64_t bytes) {
@@ -52,7 +52,7 @@ uint32_t most_count(uint64_t bytes) {
 template <class Format>
 void decode(Device& device, const DeviceSection* section, uint32_t capacity, uint64_t,
             float* values) {
-  launch_elementwise(device, read<Format>, blocks_for(capacity), section, values, device.result());
+  launch_elementwise<read<Format>>(device, blocks_for(capacity), section, values, device.result());
 }
 
 }  // namespace

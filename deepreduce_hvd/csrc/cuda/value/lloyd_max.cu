@@ -21,7 +21,7 @@ struct Fit {
   uint32_t thresholds[kLloydMostLevels];
 };
 
-__global__ void find_extent(const float* values, const uint32_t* count_at, Fit* fit) {
+__device__ void find_extent(const float* values, const uint32_t* count_at, Fit* fit) {
   const uint32_t count = *count_at;
   uint32_t most = 0;  // magnitudes compare like their bits
   bool zeros = false;
@@ -39,7 +39,7 @@ __global__ void find_extent(const float* values, const uint32_t* count_at, Fit* 
 // The sums of one tile fit into 32 bits. Shared memory has no atomic addition of 64 bits, only a
 // loop, which is slow because most values are in a few bins.
 static_assert(uint64_t{kThreads} * kEach * kLloydWithin <= UINT32_MAX, "sums of a tile overflow");
-__global__ void count_bins(const float* values, const uint32_t* count_at, Fit* fit) {
+__device__ void count_bins(const float* values, const uint32_t* count_at, Fit* fit) {
   __shared__ uint32_t within[kLloydBins];
   __shared__ uint32_t counts[kLloydBins];
   constexpr uint64_t tile = uint64_t{kThreads} * kEach;
@@ -67,7 +67,7 @@ __global__ void count_bins(const float* values, const uint32_t* count_at, Fit* f
 }
 
 // Fits the levels, in one block. Sums of floats have one order: one thread adds them.
-__global__ void fit_levels(const uint32_t* count_at, unsigned bits, Fit* fit, uint8_t* section,
+__device__ void fit_levels(const uint32_t* count_at, unsigned bits, Fit* fit, uint8_t* section,
                            uint64_t* section_bytes) {
   __shared__ LloydTables tables;
   const uint32_t count = *count_at, number = lloyd_levels(bits);
@@ -111,7 +111,7 @@ __global__ void fit_levels(const uint32_t* count_at, unsigned bits, Fit* fit, ui
   *section_bytes = lloyd_head_bytes(bits) + packed_bytes(count, bits);
 }
 
-__global__ void quantize(const float* values, const uint32_t* count_at, unsigned bits,
+__device__ void quantize(const float* values, const uint32_t* count_at, unsigned bits,
                          const Fit* fit, uint8_t* section, float* decoded) {
   __shared__ uint8_t codes[kCodeTile];
   __shared__ uint8_t packed[kCodeTile];
@@ -135,7 +135,7 @@ __global__ void quantize(const float* values, const uint32_t* count_at, unsigned
   }
 }
 
-__global__ void read(const DeviceSection* section, float* values, dr_cuda_result* result) {
+__device__ void read(const DeviceSection* section, float* values, dr_cuda_result* result) {
   if (skipped(section, result)) return;
   const uint32_t count = section->count;
   const uint8_t* data = section->data;
@@ -187,20 +187,20 @@ void encode(Device& device, DeviceValueEncoding& encoding) {
   const unsigned bits = lloyd_max_bits(encoding.parameters);
   const uint64_t mark = device.mark();
   Fit* fit = device.zeros<Fit>(1);
-  launch(device, find_extent, blocks_for(encoding.capacity, kEach), kThreads, 0, encoding.values,
-         encoding.count, fit);
-  launch(device, count_bins, blocks_for(encoding.capacity, kEach), kThreads, 0, encoding.values,
-         encoding.count, fit);
-  launch(device, fit_levels, 1, kThreads, 0, encoding.count, bits, fit, encoding.section.data,
-         encoding.section.bytes);
-  launch(device, quantize, blocks_for(encoding.capacity, 8), kThreads, 0, encoding.values,
-         encoding.count, bits, fit, encoding.section.data, encoding.decoded);
+  launch<find_extent>(device, blocks_for(encoding.capacity, kEach), kThreads, 0, encoding.values,
+                      encoding.count, fit);
+  launch<count_bins>(device, blocks_for(encoding.capacity, kEach), kThreads, 0, encoding.values,
+                     encoding.count, fit);
+  launch<fit_levels>(device, 1, kThreads, 0, encoding.count, bits, fit, encoding.section.data,
+                     encoding.section.bytes);
+  launch<quantize>(device, blocks_for(encoding.capacity, 8), kThreads, 0, encoding.values,
+                   encoding.count, bits, fit, encoding.section.data, encoding.decoded);
   device.release(mark);
 }
 
 void decode(Device& device, const DeviceSection* section, uint32_t capacity, uint64_t,
             float* values) {
-  launch_elementwise(device, read, blocks_for(capacity, 8), section, values, device.result());
+  launch_elementwise<read>(device, blocks_for(capacity, 8), section, values, device.result());
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ constexpr uint32_t kLanes = 8, kTile = kCodeTile;
 // Computes the largest magnitude, or, in teams of 8, the Euclidean norm. The order of its sum
 // affects the bytes.
 template <bool l2, uint32_t team>
-__global__ void find_norms(const float* values, const uint32_t* count_at, uint32_t bucket,
+__device__ void find_norms(const float* values, const uint32_t* count_at, uint32_t bucket,
                            float* norms, uint8_t* section) {
   static_assert(!l2 || team == kLanes, "eight lanes are part of the format's bytes");
   const uint32_t count = *count_at, buckets = qsgd_buckets(count, bucket),
@@ -55,7 +55,7 @@ __device__ float decoded_of(uint8_t code, float norm, unsigned bits, float level
   return bits == 1 ? qsgd_sign_value(code, norm) : qsgd_value(code, norm, levels, bits - 1);
 }
 
-__global__ void quantize(const float* values, const uint32_t* count_at, const uint64_t* key_at,
+__device__ void quantize(const float* values, const uint32_t* count_at, const uint64_t* key_at,
                          unsigned bits, uint32_t bucket, const float* norms, uint8_t* section,
                          uint64_t* section_bytes, float* decoded) {
   __shared__ uint8_t codes[kTile];
@@ -88,7 +88,7 @@ __global__ void quantize(const float* values, const uint32_t* count_at, const ui
   }
 }
 
-__global__ void read(const DeviceSection* section, float* values, dr_cuda_result* result) {
+__device__ void read(const DeviceSection* section, float* values, dr_cuda_result* result) {
   if (skipped(section, result)) return;
   const uint32_t count = section->count;
   const uint8_t* data = section->data;
@@ -130,26 +130,36 @@ uint64_t section_capacity(uint32_t capacity, const double* parameters) {
   return qsgd_head_bytes(capacity, settings.bucket) + packed_bytes(capacity, settings.bits);
 }
 
+// `team`: threads of a bucket.
+template <bool l2, uint32_t team>
+void find_all_norms(Device& device, const DeviceValueEncoding& encoding, uint32_t bucket,
+                    float* norms) {
+  const uint32_t buckets = qsgd_buckets(encoding.capacity, bucket);
+  launch<find_norms<l2, team>>(device, blocks_for(uint64_t{buckets} * team), kThreads, 0,
+                               encoding.values, encoding.count, bucket, norms,
+                               encoding.section.data);
+}
+
 void encode(Device& device, DeviceValueEncoding& encoding) {
   const QSGDSettings settings = qsgd_settings(encoding.parameters);
   const uint64_t mark = device.mark();
   const uint32_t buckets = qsgd_buckets(encoding.capacity, settings.bucket);
   float* norms = device.array<float>(buckets);
-  const uint32_t team = settings.l2 || settings.bucket < 256 ? kLanes : 32;
-  const auto find = settings.l2      ? find_norms<true, kLanes>
-                    : team == kLanes ? find_norms<false, kLanes>
-                                     : find_norms<false, 32>;
-  launch(device, find, blocks_for(uint64_t{buckets} * team), kThreads, 0, encoding.values,
-         encoding.count, settings.bucket, norms, encoding.section.data);
-  launch(device, quantize, blocks_for(encoding.capacity, 8), kThreads, 0, encoding.values,
-         encoding.count, encoding.key, settings.bits, settings.bucket, norms, encoding.section.data,
-         encoding.section.bytes, encoding.decoded);
+  if (settings.l2)
+    find_all_norms<true, kLanes>(device, encoding, settings.bucket, norms);
+  else if (settings.bucket < 256)
+    find_all_norms<false, kLanes>(device, encoding, settings.bucket, norms);
+  else
+    find_all_norms<false, 32>(device, encoding, settings.bucket, norms);
+  launch<quantize>(device, blocks_for(encoding.capacity, 8), kThreads, 0, encoding.values,
+                   encoding.count, encoding.key, settings.bits, settings.bucket, norms,
+                   encoding.section.data, encoding.section.bytes, encoding.decoded);
   device.release(mark);
 }
 
 void decode(Device& device, const DeviceSection* section, uint32_t capacity, uint64_t,
             float* values) {
-  launch_elementwise(device, read, blocks_for(capacity, 8), section, values, device.result());
+  launch_elementwise<read>(device, blocks_for(capacity, 8), section, values, device.result());
 }
 
 }  // namespace

@@ -5,14 +5,14 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-__global__ void write(const float* values, const uint32_t* count, float* section, uint64_t* bytes,
+__device__ void write(const float* values, const uint32_t* count, float* section, uint64_t* bytes,
                       float* decoded) {
   for (uint32_t i = grid_index(); i < *count; i += grid_stride())
     section[i] = decoded[i] = values[i];
   if (grid_index() == 0) *bytes = uint64_t{4} * *count;
 }
 
-__global__ void read(const DeviceSection* section, float* values, dr_cuda_result* result) {
+__device__ void read(const DeviceSection* section, float* values, dr_cuda_result* result) {
   if (skipped(section, result)) return;
   const uint32_t count = section->count;
   if (section->bytes != uint64_t{4} * count) {
@@ -29,9 +29,9 @@ double bits_per_value(const double*) { return 32; }
 uint64_t section_capacity(uint32_t capacity, const double*) { return uint64_t{4} * capacity; }
 
 void encode(Device& device, DeviceValueEncoding& encoding) {
-  launch_elementwise(device, write, blocks_for(encoding.capacity), encoding.values, encoding.count,
-                     reinterpret_cast<float*>(encoding.section.data), encoding.section.bytes,
-                     encoding.decoded);
+  launch_elementwise<write>(device, blocks_for(encoding.capacity), encoding.values, encoding.count,
+                            reinterpret_cast<float*>(encoding.section.data), encoding.section.bytes,
+                            encoding.decoded);
 }
 
 uint32_t most_count(uint64_t bytes) {
@@ -40,7 +40,7 @@ uint32_t most_count(uint64_t bytes) {
 
 void decode(Device& device, const DeviceSection* section, uint32_t capacity, uint64_t,
             float* values) {
-  launch_elementwise(device, read, blocks_for(capacity), section, values, device.result());
+  launch_elementwise<read>(device, blocks_for(capacity), section, values, device.result());
 }
 
 }  // namespace
