@@ -39,35 +39,45 @@ class Caller(NamedTuple):
     process_set: object
 
 
-_FUNCTIONS = {mpi_ops.allreduce.__code__, mpi_ops.grouped_allreduce.__code__}
+# Frames are recognized by the addresses of their code: Python 3.12 hashes a code object by all its
+# instructions, and several frames are looked at for each gradient.
+_kept = []  # an address may be used again
 
 
-def _code_of(*names):
+def _addresses(functions):
+    codes = [function.__code__ for function in functions]
+    _kept.extend(codes)
+    return frozenset(map(id, codes))
+
+
+def _of_optimizers(*names):
     kinds = (horovod_optimizer._DistributedOptimizer, horovod_optimizer._DistributedAdasumOptimizer)
-    return {vars(kind)[name].__code__ for kind in kinds for name in names if name in vars(kind)}
+    return _addresses(vars(kind)[name] for kind in kinds for name in names if name in vars(kind))
 
 
-_ALONE = _code_of("_allreduce_grad_async")
-_SYNCHRONIZE, _STEP = _code_of("synchronize"), _code_of("step")
-_METHODS = _ALONE | _SYNCHRONIZE | _code_of("_grouped_allreduce_grad_async")
+_FUNCTIONS = _addresses([mpi_ops.allreduce, mpi_ops.grouped_allreduce])
+_ALONE = _of_optimizers("_allreduce_grad_async")
+_SYNCHRONIZE, _STEP = _of_optimizers("synchronize"), _of_optimizers("step")
+_METHODS = _ALONE | _SYNCHRONIZE | _of_optimizers("_grouped_allreduce_grad_async")
 
 
 def current_caller():
     """Return the :class:`Caller` of the compression that runs in this thread."""
     below = process_set = None
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code not in _METHODS:
-        if frame.f_code in _FUNCTIONS:
+    while frame is not None and id(frame.f_code) not in _METHODS:
+        if id(frame.f_code) in _FUNCTIONS:
             process_set = frame.f_locals["process_set"]
         below, frame = frame, frame.f_back
     if frame is None:
         return Caller(DIRECT, None, alone=False, process_set=process_set)
     arguments = frame.f_locals
-    # before Python 3.12 a list comprehension, as in the method for groups, has its own frame
-    inner = {} if below is None else below.f_locals
-    parameter = arguments["p"] if "p" in arguments else inner.get("p")
+    parameter = arguments.get("p")
+    if parameter is None and below is not None:
+        # before Python 3.12 a list comprehension, as in the method for groups, has its own frame
+        parameter = below.f_locals.get("p")
     owner = arguments["self"]
-    return Caller(owner, parameter, frame.f_code in _ALONE, getattr(owner, "process_set", None))
+    return Caller(owner, parameter, id(frame.f_code) in _ALONE, getattr(owner, "process_set", None))
 
 
 def is_step_after_synchronize(owner):
@@ -81,6 +91,6 @@ def is_step_after_synchronize(owner):
     if not getattr(owner, "_synchronized", False):
         return False
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code not in _SYNCHRONIZE:
+    while frame is not None and id(frame.f_code) not in _SYNCHRONIZE:
         frame = frame.f_back
-    return frame is not None and frame.f_back is not None and frame.f_back.f_code in _STEP
+    return frame is not None and frame.f_back is not None and id(frame.f_back.f_code) in _STEP

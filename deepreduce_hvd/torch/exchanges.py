@@ -103,6 +103,8 @@ class Exchanges:
             beside: function of the step that returns flights of other steps, to start too.
             transport: the transport.
         """
+        if step.exchanged:
+            return
         self._prepare(transport)
         flights = step.flights
         if any(flight.exchange is None for flight in flights):  # at the first result of the step
@@ -114,6 +116,7 @@ class Exchanges:
         for flight in flights:
             flight.exchange.wait(self._in_flight)
         self._drop_done()
+        step.exchanged = True
 
     def _prepare(self, transport):
         """Let the communicator measure, or create process sets, before its first exchange.

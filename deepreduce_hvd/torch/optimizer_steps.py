@@ -24,6 +24,7 @@ class OptimizerStep:
         void: whether some result has NaN or Inf.
         closed: whether the end of the step has been settled.
         leads: whether a step of the job begins with this one, see :meth:`OptimizerSteps.leads`.
+        exchanged: whether all exchanges of its gradients so far are done.
     """
 
     def __init__(self, buckets, layout, loss_scale, device_sums, gradients_made, leads):
@@ -37,6 +38,7 @@ class OptimizerStep:
         self.void = False
         self.closed = False
         self.leads = leads
+        self.exchanged = False
         self._flights = {}  # number of a bucket -> Flight
         self._roll_calls = {}  # label -> RollCall
         self._left = 0
@@ -79,6 +81,7 @@ class OptimizerStep:
                 :class:`~deepreduce_hvd.coordination.roll_call.RollCall`. The first gradient calls
                 it, so that the result is there when backward has made the bucket's other gradients.
         """
+        self.exchanged = False
         number, bucket = self.buckets.bucket_of(slot)
         if number not in self._flights:
             self._flights[number] = Flight(bucket, self.buckets.communicator_of(bucket[0]))
