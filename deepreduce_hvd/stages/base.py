@@ -9,7 +9,6 @@ A custom codec subclasses :class:`IndexCodec` or :class:`ValueCodec`, takes a st
 contain its id. Nothing else has to change (docs/add-a-codec.md).
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -310,7 +309,6 @@ class Memory(Stage):
         raise NotImplementedError
 
 
-@functools.cache  # asked for each gradient
 def is_ours(stage_class):
     """Return whether a class of stages belongs to this package."""
     return stage_class.__module__.partition(".")[0] == __name__.partition(".")[0]

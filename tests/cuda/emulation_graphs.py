@@ -1,4 +1,4 @@
-"""Run the graphs of the device core under the emulator: they are recorded once, and launched."""
+"""Run calls of the device core for several tensors under the emulator, as graphs and without."""
 
 import ctypes
 import weakref
@@ -54,19 +54,31 @@ class RecordedEncodings:
         fields = (Codec * count)(
             *[codec_numbers(codec, memory, 0) for codec, memory in zip(codecs, memories)]
         )
-        self._kept = states, fields
+        self._states, self._fields = states, fields
+        self._prepare()
+
+    def _prepare(self):
         self._graph = ctypes.c_void_p()
         self._context, self._check, self._workspace = in_workspace(
             lambda context, workspace, size: library().dr_cuda_record_encodings(
-                context, fields, self._encodings, ctypes.c_uint64(count), workspace, size,
-                ctypes.byref(self._graph),
+                context, self._fields, self._encodings, ctypes.c_uint64(len(self._fields)),
+                workspace, size, ctypes.byref(self._graph),
             ),
             self._give_memory,
         )  # fmt: skip
         self.size = _last_recorded_size()
         weakref.finalize(self, library().dr_cuda_free, ctypes.c_void_p(self._graph.value))
 
+    def _start(self):
+        self._check(
+            library().dr_cuda_launch_encodings(
+                ctypes.byref(self._context), self._graph, self._encodings, None
+            ),
+            self._context.message.decode(),
+        )
+
     def _give_memory(self):
+        self._payloads = []
         for encoding in self._encodings:
             self._payloads.append(placed(np.full(encoding.payload_capacity, 0xA5, np.uint8)))
             encoding.payload = self._payloads[-1].ctypes.data
@@ -77,17 +89,28 @@ class RecordedEncodings:
             self._encodings[number].gradient = gradient.ctypes.data
             self._encodings[number].seed, self._encodings[number].step = seed, step
             self._encodings[number].tensor = number
-        self._check(
-            library().dr_cuda_launch_encodings(
-                ctypes.byref(self._context), self._graph, self._encodings, None
-            ),
-            self._context.message.decode(),
-        )
+        self._start()
         made = []
         for payload, header, result in zip(self._payloads, self._headers, self._results):
             finish(self._context, self._check, result)
             made.append((payload[: result.payload_bytes].copy(), header.copy()))
         return made
+
+
+class DirectEncodings(RecordedEncodings):
+    """The same without a graph: each launch is a call of dr_cuda_encode."""
+
+    def _prepare(self):
+        """Do nothing: each call has a new workspace."""
+
+    def _start(self):
+        self._context, self._check, _ = in_workspace(
+            lambda context, workspace, size: library().dr_cuda_encode(
+                context, self._fields, self._encodings, ctypes.c_uint64(len(self._fields)),
+                workspace, size, None,
+            ),
+            self._give_memory,
+        )  # fmt: skip
 
 
 def repeats(codec):
@@ -116,15 +139,27 @@ class RecordedSums:
             Sum(None, None, most, len(most), None, d, 0.0, ctypes.addressof(result))
             for d, most, result in zip(sizes, self._most, self._results)
         ])  # fmt: skip
+        self._prepare()
+
+    def _prepare(self):
         self._graph = ctypes.c_void_p()
         self._context, self._check, self._workspace = in_workspace(
             lambda context, workspace, size: library().dr_cuda_record_sums(
-                context, ctypes.byref(self._fields), self._sums, ctypes.c_uint64(count),
-                workspace, size, ctypes.byref(self._graph),
+                context, ctypes.byref(self._fields), self._sums,
+                ctypes.c_uint64(len(self._sums)), workspace, size, ctypes.byref(self._graph),
             )
         )  # fmt: skip
         self.size = _last_recorded_size()
         weakref.finalize(self, library().dr_cuda_free, ctypes.c_void_p(self._graph.value))
+
+    def _start(self):
+        self._check(
+            library().dr_cuda_launch_sums(
+                ctypes.byref(self._context), self._graph, ctypes.byref(self._fields), self._sums,
+                None,
+            ),
+            self._context.message.decode(),
+        )  # fmt: skip
 
     def launch(self, payloads, outs, scale):
         """Add lists of payloads, one for each tensor, to ``outs`` in place."""
@@ -136,12 +171,21 @@ class RecordedSums:
             sizes = (ctypes.c_uint64 * len(pointers))(*[one.size for one in payloads_of_one])
             kept.append((pointers, sizes))
             own.payloads, own.sizes, own.out, own.scale = pointers, sizes, out.ctypes.data, scale
-        self._check(
-            library().dr_cuda_launch_sums(
-                ctypes.byref(self._context), self._graph, ctypes.byref(self._fields), self._sums,
-                None,
-            ),
-            self._context.message.decode(),
-        )  # fmt: skip
+        self._start()
         for result in self._results:
             finish(self._context, self._check, result)
+
+
+class DirectSums(RecordedSums):
+    """The same without a graph: each launch is a call of dr_cuda_decode_sum."""
+
+    def _prepare(self):
+        """Do nothing: each call has a new workspace."""
+
+    def _start(self):
+        self._context, self._check, _ = in_workspace(
+            lambda context, workspace, size: library().dr_cuda_decode_sum(
+                context, ctypes.byref(self._fields), self._sums,
+                ctypes.c_uint64(len(self._sums)), workspace, size, None,
+            )
+        )  # fmt: skip

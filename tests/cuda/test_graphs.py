@@ -1,9 +1,12 @@
-"""Test graphs that encode and sum several tensors: random programs against the core on the host."""
+"""Test calls that encode and sum several tensors, as graphs and without.
+
+Random programs are compared with the core on the host.
+"""
 
 import numpy as np
 import pytest
 from emulation import SCHEDULES, placed, set_schedule
-from emulation_graphs import RecordedEncodings, RecordedSums, repeats
+from emulation_graphs import DirectEncodings, DirectSums, RecordedEncodings, RecordedSums, repeats
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import container
@@ -33,8 +36,9 @@ def some_of(random, choices, count):
     return [choices[few[random.integers(len(few))]] for _ in range(count)]
 
 
+@pytest.mark.parametrize("kind", [RecordedEncodings, DirectEncodings])
 @pytest.mark.parametrize("seed", range(12))
-def test_a_graph_encodes_the_gradients_of_each_launch(seed):
+def test_the_gradients_of_each_launch_are_encoded(seed, kind):
     random = np.random.default_rng(seed)
     set_schedule(*SCHEDULES[seed % len(SCHEDULES)])
     sizes = sizes_of(random)
@@ -45,7 +49,7 @@ def test_a_graph_encodes_the_gradients_of_each_launch(seed):
         tuple(placed(np.zeros(d, np.float32)) for _ in memory.state)
         for memory, d in zip(memories, sizes)
     ]
-    graph = RecordedEncodings(codecs, memories, sizes, states)
+    calls = kind(codecs, memories, sizes, states)
     expected_states = [tuple(part.copy() for part in state) for state in states]
     for step in range(3):
         # in other places each time, and of any alignment
@@ -58,7 +62,7 @@ def test_a_graph_encodes_the_gradients_of_each_launch(seed):
         ]
         if random.random() < 0.3:
             gradients[random.integers(count)][0] = np.nan
-        made = graph.launch(gradients, seed, step)
+        made = calls.launch(gradients, seed, step)
         for i in range(count):
             expected, _ = encode_numpy(
                 codecs[i], memories[i], gradients[i], expected_states[i], 0.0, seed, step, i, 0
@@ -70,8 +74,9 @@ def test_a_graph_encodes_the_gradients_of_each_launch(seed):
                 np.testing.assert_array_equal(mine.view(np.uint32), other.view(np.uint32))
 
 
+@pytest.mark.parametrize("kind", [RecordedSums, DirectSums])
 @pytest.mark.parametrize("seed", range(12))
-def test_a_graph_sums_the_payloads_of_each_launch(seed):
+def test_the_payloads_of_each_launch_are_summed(seed, kind):
     random = np.random.default_rng(100 + seed)
     set_schedule(*SCHEDULES[seed % len(SCHEDULES)])
     codec, ranks = CODECS[seed % len(CODECS)], int(random.integers(1, 5))
@@ -86,7 +91,7 @@ def test_a_graph_sums_the_payloads_of_each_launch(seed):
         [max(step[i][rank].size for step in steps) for rank in range(ranks)]
         for i in range(len(sizes))
     ]
-    graph = RecordedSums(codec, sizes, most_sizes)
+    calls = kind(codec, sizes, most_sizes)
     for number, step in enumerate(steps):
         outs = [placed(random.standard_normal(d).astype(np.float32)) for d in sizes]
         expected = [
@@ -96,7 +101,7 @@ def test_a_graph_sums_the_payloads_of_each_launch(seed):
         there = [
             [placed(payload, int(random.integers(8))) for payload in payloads] for payloads in step
         ]
-        graph.launch(there, outs, 1 / (1 + number))
+        calls.launch(there, outs, 1 / (1 + number))
         for out, one in zip(outs, expected):
             np.testing.assert_array_equal(out, one)
 

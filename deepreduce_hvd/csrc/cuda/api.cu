@@ -37,6 +37,8 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
+constexpr uint32_t kBranches = 8;  // of a graph; a device runs more kernels at a time
+
 template <class Work>
 int guarded(dr_context* context, Work work) {
   context->message[0] = '\0';
@@ -59,7 +61,9 @@ void expect_workspace(const Several& work, size_t bytes) {
 }
 
 // Starts the work on one stream.
-void start(const Several& work, void* workspace, cudaStream_t stream) {
+void start(Several& work, void* workspace, cudaStream_t stream) {
+  copy_from_host(static_cast<uint8_t*>(workspace) + work.arguments_start(), work.merge(workspace),
+                 stream);
   for (uint32_t branch = 0; branch < work.branches(); ++branch)
     work.start(branch, workspace, stream);
 }
@@ -94,7 +98,7 @@ extern "C" {
 int dr_cuda_encode(dr_context* context, const dr_codec* codecs, dr_cuda_encoding* encodings,
                    uint64_t count, void* workspace, size_t* workspace_bytes, void* cuda_stream) {
   return guarded(context, [&] {
-    const Encodings work(codecs, encodings, count, Way::in_order);
+    Encodings work(codecs, encodings, count, 1);
     if (workspace == nullptr) return return_sizes(work, encodings, count, workspace_bytes);
     expect_workspace(work, *workspace_bytes);
     work.check_rooms();
@@ -108,7 +112,7 @@ int dr_cuda_record_encodings(dr_context* context, const dr_codec* codecs,
                              dr_cuda_encoding* encodings, uint64_t count, void* workspace,
                              size_t* workspace_bytes, dr_cuda_graph** graph) {
   return guarded(context, [&] {
-    Encodings work(codecs, encodings, count, Way::recorded);
+    Encodings work(codecs, encodings, count, kBranches);
     if (workspace == nullptr) return return_sizes(work, encodings, count, workspace_bytes);
     expect_workspace(work, *workspace_bytes);
     work.check_rooms();
@@ -131,7 +135,7 @@ int dr_cuda_decode_sum(dr_context* context, const dr_codec* codec, const dr_cuda
                        uint64_t count, void* workspace, size_t* workspace_bytes,
                        void* cuda_stream) {
   return guarded(context, [&] {
-    const Sums work(*codec, sums, count, Way::in_order);
+    Sums work(*codec, sums, count, 1);
     if (workspace == nullptr) {
       *workspace_bytes = static_cast<size_t>(work.workspace_bytes());
       return;
@@ -147,7 +151,7 @@ int dr_cuda_record_sums(dr_context* context, const dr_codec* codec, const dr_cud
                         uint64_t count, void* workspace, size_t* workspace_bytes,
                         dr_cuda_graph** graph) {
   return guarded(context, [&] {
-    Sums work(*codec, sums, count, Way::recorded);
+    Sums work(*codec, sums, count, kBranches);
     if (workspace == nullptr) {
       *workspace_bytes = static_cast<size_t>(work.workspace_bytes());
       return;

@@ -58,8 +58,8 @@ void dr_cuda_free(dr_cuda_graph* graph);
 // Records what dr_cuda_encode does, in place of doing it. dr_cuda_launch_encodings then does it
 // with the gradients and positions of its own `encodings`, whose other fields are the recorded
 // ones. dr_cuda_repeats must be true of each codec: the permutations of RandomK are made on the
-// host. The workspace is larger than for dr_cuda_encode, because several tensors are encoded at the
-// same time.
+// host. The workspace can be larger than for dr_cuda_encode, because more tensors are encoded at
+// the same time.
 int dr_cuda_record_encodings(dr_context* context, const dr_codec* codecs,
                              dr_cuda_encoding* encodings, uint64_t count, void* workspace,
                              size_t* workspace_bytes, dr_cuda_graph** graph);

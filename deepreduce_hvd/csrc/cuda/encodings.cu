@@ -6,8 +6,11 @@ namespace deepreduce {
 namespace cuda {
 
 Encodings::Encodings(const dr_codec* codecs, const dr_cuda_encoding* encodings, uint64_t count,
-                     Way way)
-    : Several(count, way), codecs_(codecs), encodings_(encodings), payload_capacities_(count) {
+                     uint32_t most_branches)
+    : Several(count, most_branches),
+      codecs_(codecs),
+      encodings_(encodings),
+      payload_capacities_(count) {
   for (uint64_t i = 0; i < count; ++i) {
     check(codecs[i], encodings[i]);
     payload_capacities_[i] = measure(i, encodings[i].d);

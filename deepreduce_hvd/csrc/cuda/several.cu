@@ -8,7 +8,6 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-constexpr uint32_t kBranches = 8;  // that are not merged; a device runs more kernels at a time
 // Tensors of a batch have their parts of the workspace at the same time.
 constexpr uint64_t kMostBatchBytes = uint64_t{32} << 20;
 
@@ -30,7 +29,7 @@ uint64_t Several::measure(uint64_t i, uint64_t elements) {
   Size& size = sizes_[i];
   size.elements = elements;
   size.bytes = in_order.most_used();
-  if (way_ == Way::recorded) {
+  if (sizes_.size() > 1) {
     Device keeps(&size.launches);
     work(i, nullptr, keeps);
     size.merged_bytes = aligned(keeps.most_used());
@@ -40,8 +39,8 @@ uint64_t Several::measure(uint64_t i, uint64_t elements) {
 
 void Several::divide(uint64_t table_bytes) {
   std::vector<bool> divided(sizes_.size());
-  if (way_ == Way::recorded) add_merged_branches(divided);
-  add_branches(way_ == Way::recorded ? kBranches : 1, divided);
+  add_merged_branches(divided);
+  add_branches(divided);
   // never empty, so that the caller's workspace is not null
   arguments_start_ = workspace_bytes_ = aligned(table_bytes + 1);
   for (const Branch& branch : branches_)
@@ -80,9 +79,8 @@ void Several::add_merged_branches(std::vector<bool>& divided) {
   }
 }
 
-// Divides the other tensors among at most `most` branches: the largest first, each to the branch
-// with the fewest elements.
-void Several::add_branches(uint32_t most, const std::vector<bool>& divided) {
+// Divides the other tensors: the largest first, each to the branch with the fewest elements.
+void Several::add_branches(const std::vector<bool>& divided) {
   std::vector<uint64_t> order;
   for (uint64_t i = 0; i < sizes_.size(); ++i)
     if (!divided[i]) order.push_back(i);
@@ -91,7 +89,7 @@ void Several::add_branches(uint32_t most, const std::vector<bool>& divided) {
                    [&](uint64_t a, uint64_t b) { return sizes_[a].elements > sizes_[b].elements; });
   const auto begin = static_cast<std::ptrdiff_t>(branches_.size());
   branches_.resize(branches_.size() +
-                   std::max<uint64_t>(1, std::min<uint64_t>(most, order.size())));
+                   std::max<uint64_t>(1, std::min<uint64_t>(most_branches_, order.size())));
   const auto fewer = [](const Branch& a, const Branch& b) { return a.elements < b.elements; };
   for (const uint64_t i : order) {
     Branch& branch = *std::min_element(branches_.begin() + begin, branches_.end(), fewer);

@@ -11,13 +11,8 @@
 namespace deepreduce {
 namespace cuda {
 
-// How the work is started.
-enum class Way {
-  in_order,  // on one stream, one tensor after another
-  recorded,  // on branches; launches of tensors of similar size become one
-};
-
-// The work, tensor by tensor; a subclass says what is done for each.
+// The work, tensor by tensor; a subclass says what is done for each. Launches of tensors of similar
+// size become one.
 class Several {
  public:
   Several(const Several&) = delete;
@@ -27,14 +22,15 @@ class Several {
   uint64_t workspace_bytes() const { return workspace_bytes_; }
 
   // Prepares the merged launches for a workspace. Returns the arguments of their kernels, which
-  // must be in the workspace, from arguments_start(), before the work runs.
+  // must be in the workspace, from arguments_start(), when the work runs. Call it before start.
   std::vector<uint8_t> merge(void* workspace);
   uint64_t arguments_start() const { return arguments_start_; }
   // Starts the work of a branch. It reads the table when it runs.
   void start(uint32_t branch, void* workspace, cudaStream_t stream) const;
 
  protected:
-  Several(uint64_t count, Way way) : way_(way), sizes_(count) {}
+  // `most_branches`: of tensors whose launches are not merged.
+  Several(uint64_t count, uint32_t most_branches) : most_branches_(most_branches), sizes_(count) {}
   virtual ~Several() = default;
 
   // Does the work for a tensor.
@@ -72,11 +68,11 @@ class Several {
   };
 
   void add_merged_branches(std::vector<bool>& divided);
-  void add_branches(uint32_t most, const std::vector<bool>& divided);
+  void add_branches(const std::vector<bool>& divided);
   uint64_t arguments_bytes(const Batch&) const;
   void merge(Batch&, void* workspace, uint64_t start, std::vector<uint8_t>& arguments) const;
 
-  const Way way_;
+  const uint32_t most_branches_;
   std::vector<Size> sizes_;
   std::vector<Branch> branches_;
   uint64_t arguments_start_ = 0, workspace_bytes_ = 0;
@@ -85,7 +81,8 @@ class Several {
 class Encodings : public Several {
  public:
   // Throws if the host can see that an argument is invalid.
-  Encodings(const dr_codec* codecs, const dr_cuda_encoding* encodings, uint64_t count, Way way);
+  Encodings(const dr_codec* codecs, const dr_cuda_encoding* encodings, uint64_t count,
+            uint32_t most_branches);
   // Returns the maximum size of a payload.
   uint64_t payload_capacity(uint64_t i) const { return payload_capacities_[i]; }
   // Throws unless there is memory for all payloads.
@@ -107,7 +104,7 @@ class Encodings : public Several {
 class Sums : public Several {
  public:
   // Throws if the host can see that an argument is invalid.
-  Sums(const dr_codec& codec, const dr_cuda_sum* sums, uint64_t count, Way way);
+  Sums(const dr_codec& codec, const dr_cuda_sum* sums, uint64_t count, uint32_t most_branches);
 
   static void set_table(const dr_codec& codec, const dr_cuda_sum* sums, uint64_t count,
                         void* workspace, cudaStream_t stream);

@@ -13,8 +13,8 @@ const Payload* payloads_in(const void* table, uint64_t count) {
 
 }  // namespace
 
-Sums::Sums(const dr_codec& codec, const dr_cuda_sum* sums, uint64_t count, Way way)
-    : Several(count, way), codec_(codec), sums_(sums), count_(count), first_(count) {
+Sums::Sums(const dr_codec& codec, const dr_cuda_sum* sums, uint64_t count, uint32_t most_branches)
+    : Several(count, most_branches), codec_(codec), sums_(sums), count_(count), first_(count) {
   uint64_t payloads = 0;
   for (uint64_t i = 0; i < count; ++i) {
     if (sums[i].d > kMaxElements)
