@@ -46,9 +46,9 @@ class Key {
 // The calls of one bucket. A Call has the functions
 //   int start(dr_context*, void* workspace, size_t* workspace_bytes, void* stream)
 //   int record(dr_context*, void* workspace, size_t* workspace_bytes, dr_cuda_graph**)
-//   int launch(dr_context*, const dr_cuda_graph*, void* stream), of a graph that an equal one
-//   recorded void allocate(at::Device), for its results; called once a null workspace has given the
-//   sizes
+//   int launch(dr_context*, const dr_cuda_graph*, void* stream), of a graph that an equal call
+//     recorded
+//   void allocate(at::Device), for its results, after a null workspace has given the sizes
 template <class Call>
 class Repeated {
  public:

@@ -1,6 +1,5 @@
 // The C ABI: converts failures to a status and a message.
 #include <cstdio>
-#include <utility>
 #include <vector>
 
 #include "container/payload.h"
@@ -20,7 +19,8 @@ struct dr_cuda_graph {
 
   void launch(cudaStream_t stream) const {
     // in the order of the stream: earlier work may still use this memory
-    deepreduce::cuda::copy_from_host(arguments_at_, std::exchange(arguments_, {}), stream);
+    deepreduce::cuda::copy_from_host(arguments_at_, arguments_, stream);
+    arguments_.clear();
     graph_.launch(stream);
   }
 

@@ -46,7 +46,8 @@ typedef struct dr_cuda_encoding {
 // workspace, only sets *workspace_bytes and each payload_capacity to the required sizes; then the
 // other memory is not read. Returns the failures that are known without the device; the others are
 // in encoding->result. A codec without device support is DR_UNKNOWN_CODEC. cuda_stream is a
-// cudaStream_t. Of `context`, only `message` is used.
+// cudaStream_t. Of `context`, only `message` is used. Tensors are encoded at the same time, so they
+// must not share memory.
 int dr_cuda_encode(dr_context* context, const dr_codec* codecs, dr_cuda_encoding* encodings,
                    uint64_t count, void* workspace, size_t* workspace_bytes, void* cuda_stream);
 
@@ -84,7 +85,8 @@ typedef struct dr_cuda_sum {
 // in the given order. Payloads must be of `codec`, dense or non-finite. Others are recorded as
 // DR_UNKNOWN_CODEC, so that dr_decode_sum can decode them. If a payload is refused, the payloads
 // before it are in the sum and those after it are not. With a null workspace, only sets
-// *workspace_bytes; then payloads, sizes, out and result are not read.
+// *workspace_bytes; then payloads, sizes, out and result are not read. The sums are made at the
+// same time, so they must not share memory.
 int dr_cuda_decode_sum(dr_context* context, const dr_codec* codec, const dr_cuda_sum* sums,
                        uint64_t count, void* workspace, size_t* workspace_bytes, void* cuda_stream);
 // The same as graphs: the payloads, outputs and scales are those of each launch.

@@ -12,8 +12,9 @@
 //   - Kernels with more than 256 threads are launched with their number as a template argument, so
 //     that every device has enough registers for a block.
 //   - Counts are in device memory. The host sizes grids by upper bounds, and kernels use
-//     grid_index() and grid_stride(). A grid may have more blocks than the host asked for, unless
-//     the work also sorts: see launch.cuh.
+//     grid_index() and grid_stride(). A grid may have more blocks than the host asked for, because
+//     tensors share launches. Work with a sort has exactly the blocks that it asked for, because
+//     its launches are not kept (KeptLaunches::add_other).
 //   - Floats are summed in one fixed order. Atomics operate on integers only. The build uses
 //     --fmad=false and no fast math.
 #ifndef DEEPREDUCE_CUDA_DEVICE_CUH

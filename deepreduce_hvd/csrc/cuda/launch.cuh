@@ -8,6 +8,7 @@
 #define DEEPREDUCE_CUDA_LAUNCH_CUH
 
 #include <cstring>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,8 @@ template <class... Parameters>
 struct Arguments {};
 template <class First, class... Rest>
 struct Arguments<First, Rest...> {
+  static_assert(std::is_trivially_copyable<First>::value && !std::is_reference<First>::value,
+                "the arguments of a kernel are copied to the device");
   First first;
   Arguments<Rest...> rest;
 };
@@ -79,9 +82,13 @@ void start_for_each(const void* tensors, uint32_t count, const Grid& grid,
   check_launch(reinterpret_cast<const void*>(started));
 #else
   emulation::submit([=] {
-    for (uint32_t i = 0; i < count; ++i)
+    for (uint32_t n = 0; n < count; ++n) {
+      // no result may depend on the order of tensors
+      const bool forward = emulation::options().schedule == emulation::Schedule::forward;
+      const uint32_t i = forward ? n : count - 1 - n;
       emulation::run(grid.blocks, grid.threads, grid.shared_bytes, fibers,
                      [&] { call<kernel>(arguments[i]); });
+    }
   });
 #endif
 }

@@ -8,8 +8,12 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-// Tensors of a batch have their parts of the workspace at the same time.
+// Tensors of a batch have their parts of the workspace at the same time. These are at most so many
+// bytes, unless one tensor needs more.
 constexpr uint64_t kMostBatchBytes = uint64_t{32} << 20;
+constexpr uint64_t kMostTensors = 65535;  // of a batch: CUDA's limit of gridDim.y
+// CUDA copies so many bytes of memory that is not pinned without waiting for the stream.
+constexpr uint64_t kMostCopied = 64 << 10;
 
 uint64_t aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -69,7 +73,8 @@ void Several::add_merged_branches(std::vector<bool>& divided) {
     for (const uint64_t i : members) {
       divided[i] = true;
       const uint64_t bytes = sizes_[i].merged_bytes;
-      if (branch.batches.empty() || branch.batches.back().bytes + bytes > kMostBatchBytes)
+      if (branch.batches.empty() || branch.batches.back().bytes + bytes > kMostBatchBytes ||
+          branch.batches.back().members.size() == kMostTensors)
         branch.batches.push_back(Batch{{}, true, 0, {}});
       branch.batches.back().members.push_back(i);
       branch.batches.back().bytes += bytes;
@@ -154,11 +159,13 @@ void Several::start(uint32_t branch, void* workspace, cudaStream_t stream) const
   }
 }
 
-// The call reads the host's memory before it returns, because that is not pinned.
+// Each call reads the host's memory before it returns, because that is not pinned.
 void copy_from_host(void* to, const std::vector<uint8_t>& from, cudaStream_t stream) {
-  if (from.empty()) return;
-  throw_if_failed(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, stream),
-                  "copying a table");
+  for (uint64_t at = 0; at < from.size(); at += kMostCopied)
+    throw_if_failed(cudaMemcpyAsync(static_cast<uint8_t*>(to) + at, from.data() + at,
+                                    std::min<uint64_t>(kMostCopied, from.size() - at),
+                                    cudaMemcpyHostToDevice, stream),
+                    "copying a table");
 }
 
 }  // namespace cuda

@@ -1,5 +1,5 @@
-// The same work for several tensors: on one stream, or on the branches of a graph. What is another
-// in each step is in a table at the start of the workspace.
+// The same work for several tensors: on one stream, or on the branches of a graph. What differs
+// from step to step is in a table at the start of the workspace.
 #ifndef DEEPREDUCE_CUDA_SEVERAL_CUH
 #define DEEPREDUCE_CUDA_SEVERAL_CUH
 
@@ -11,8 +11,8 @@
 namespace deepreduce {
 namespace cuda {
 
-// The work, tensor by tensor; a subclass says what is done for each. Launches of tensors of similar
-// size become one.
+// The work for several tensors; a subclass says what is done for each. Launches of tensors of
+// similar size become one, so two tensors of a call must not write to the same memory.
 class Several {
  public:
   Several(const Several&) = delete;
@@ -29,7 +29,7 @@ class Several {
   void start(uint32_t branch, void* workspace, cudaStream_t stream) const;
 
  protected:
-  // `most_branches`: of tensors whose launches are not merged.
+  // `most_branches`: the maximum number of branches for tensors whose launches are not merged.
   Several(uint64_t count, uint32_t most_branches) : most_branches_(most_branches), sizes_(count) {}
   virtual ~Several() = default;
 
@@ -44,9 +44,9 @@ class Several {
 
  private:
   struct Size {
-    uint64_t elements, bytes;  // of the workspace
-    uint64_t merged_bytes;     // of the workspace if launches are merged
-    KeptLaunches launches;     // their addresses are invalid
+    uint64_t elements;
+    uint64_t bytes, merged_bytes;  // of the workspace, without and with merged launches
+    KeptLaunches launches;         // their addresses are invalid
   };
   // A kernel that is started once for all tensors of a batch.
   struct Merged {
