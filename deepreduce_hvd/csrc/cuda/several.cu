@@ -8,11 +8,12 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-// Tensors of a batch have their parts of the workspace at the same time. These are at most so many
-// bytes, unless one tensor needs more.
+// Maximum size of the workspace of a batch, whose tensors need their parts at the same time. One
+// tensor alone may need more.
 constexpr uint64_t kMostBatchBytes = uint64_t{32} << 20;
 constexpr uint64_t kMostTensors = 65535;  // of a batch: CUDA's limit of gridDim.y
-// CUDA copies so many bytes of memory that is not pinned without waiting for the stream.
+// CUDA may wait for the stream before it copies more bytes than this from memory that is not
+// pinned.
 constexpr uint64_t kMostCopied = 64 << 10;
 
 uint64_t aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
