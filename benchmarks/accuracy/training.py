@@ -81,7 +81,7 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None, make_ran
         for name, summed in ranks.mean(gradients).items():
             named[name].grad.copy_(torch.from_numpy(summed).view_as(named[name]))
         for name, slot in slots.items():
-            slot.is_table = name in ranks.tables
+            slot.is_table = None if name in ranks.undecided else name in ranks.tables
         if task.clip is not None and not candidate.clips_before:
             _clip(model, task.clip * candidate.clip_factor)
         optimizer.step()
@@ -113,7 +113,7 @@ def _prepare(optimizer, ranks, slots):
     compressor = types.SimpleNamespace(
         policies=policies,
         first_policies=policies,
-        table_candidates=frozenset(),
+        table_candidates=frozenset(ranks.undecided),
         adapter=types.SimpleNamespace(
             slots=slots, sends_nothing=lambda slot: False, why_unused=lambda slots: None
         ),

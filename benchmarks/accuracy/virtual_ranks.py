@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.adapters.embedding_tables import is_table
+from deepreduce_hvd.adapters.embedding_tables import has_bias, looks_like_table
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.simulator import Simulator
 from deepreduce_hvd.planning.policies import rows_codec
@@ -33,6 +33,7 @@ class VirtualRanks:
         sent_bytes: bytes that one rank has handed to collectives so far, the mean over the ranks.
         steps: number of steps so far.
         tables: names of the embedding tables that were found.
+        undecided: {name: number of columns} of the parameters that may be found to be one.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class VirtualRanks:
         ]
         self.sent_bytes = 0.0
         self.steps = 0
-        self._columns = columns or {}
+        self.undecided = dict(columns or {})
+        self._used_before = [{} for _ in range(size)]  # of each rank: {name: rows that were used}
+        self._names = set(shapes)
         self.tables = []
 
     def mean(self, gradients):
@@ -92,21 +95,34 @@ class VirtualRanks:
         if self.compressed:
             result.update(self._exchange(gradients))
         self.steps += 1
-        if self.steps == 1:
-            self._use_rows_of_tables(gradients)
+        self._use_rows_of_tables(gradients)
         return result
 
-    def _use_rows_of_tables(self, first):
+    def _use_rows_of_tables(self, gradients):
         """Give the codec "rows" to the tables that the ranks' first gradients show.
 
         Their memories are added to the next gradients, and empty from then on.
         """
-        for name, columns in self._columns.items():
-            used = [np.count_nonzero(own[name].reshape(-1, columns).any(axis=1)) for own in first]
-            rows = self.compressed[name] // columns
-            if any(used) and all(count == 0 or is_table(count, rows) for count in used):
+        for name, columns in list(self.undecided.items()):
+            looks = [
+                self._look(before, name, own[name].reshape(-1, columns).any(axis=1))
+                for before, own in zip(self._used_before, gradients)
+            ]
+            known = [one for one in looks if one is not None]
+            if known:
+                del self.undecided[name]
+            if known and all(known):
                 self.codecs[name], self.memories[name] = rows_codec(), dr.NoMemory()
                 self.tables.append(name)
+
+    def _look(self, before, name, used):
+        """Return whether a rank's gradient looks like that of a table; None if it does not tell."""
+        if not used.any():
+            return None
+        biased = has_bias(name, self._names)
+        found = looks_like_table(used, before.get(name), biased)
+        before[name] = used
+        return found
 
     def _with_memory_of_others(self, gradient, rank, name):
         """Return a gradient, plus a memory that its codec does not use, which is empty after it."""

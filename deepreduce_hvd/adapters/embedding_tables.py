@@ -7,7 +7,7 @@ first gradients. Tables that have the default codec get the codec "rows". For al
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,12 +34,44 @@ def may_be(shape: tuple[int, ...], policy: Policy) -> bool:
 
 
 def is_table(used: int, rows: int) -> bool:
-    """Return whether a gradient with ``used`` rows that are not zero is that of a table.
+    """Return whether a gradient with ``used`` rows that are not zero is surely that of a table.
 
-    With more used rows, the codec "rows" saves less, and other layers have such gradients too: the
-    first layer of a network gets zeros for pixels that are black in all images of a batch.
+    Other layers have gradients with more used rows: a layer before ReLU gets zeros for outputs that
+    are negative for all samples of a batch, and so does a layer before dropout.
     """
     return 0 < 4 * used < rows
+
+
+def looks_like_table(used: np.ndarray, before: np.ndarray | None, has_bias: bool) -> bool | None:
+    """Return whether a gradient is that of a table, or None if the next gradient has to decide.
+
+    If a batch uses between a quarter and three quarters of the rows, it matters whether other
+    batches use other rows. Rows that are used in each step are not delayed more than other
+    parameters. The outputs of a layer with dropout change like the rows of a table, but such a
+    layer has a bias.
+
+    Args:
+        used: (rows,) bool array of which rows are not zero; some of them.
+        before: that of an earlier gradient, or None.
+        has_bias: whether a bias belongs to the parameter.
+    """
+    count, rows = np.count_nonzero(used), len(used)
+    if is_table(count, rows):
+        return True
+    if has_bias or 4 * count >= 3 * rows:
+        return False
+    return None if before is None else bool(3 * np.count_nonzero(used & ~before) >= count)
+
+
+def has_bias(name: str, names: Container[str]) -> bool:
+    """Return whether a bias belongs to a parameter, by their names.
+
+    Args:
+        name: name of the parameter, such as "layer.weight".
+        names: names of all parameters.
+    """
+    stem = name.removesuffix("weight")
+    return stem != name and f"{stem}bias" in names
 
 
 class EmbeddingTables:
@@ -48,7 +80,7 @@ class EmbeddingTables:
     ``is_table`` of a slot is what all ranks have decided: True, False, or None as long as all
     gradients of the parameter were zero. The policies of the compressor follow it. Rows that are
     zero on one rank may be used on others. So the ranks decide together, from the first gradients
-    that are not zero on some rank.
+    that are not zero on some rank, or from those after them.
 
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
@@ -58,8 +90,10 @@ class EmbeddingTables:
     def __init__(self, compressor: Any, is_on_gpu: Callable[[str], bool]) -> None:
         self._compressor = compressor
         self._is_on_gpu = is_on_gpu
-        # names of parameters whose codec does not change, and whose first gradient is known
+        # names of parameters whose codec does not change, and which are known to be tables or not
         self._looked_at: set[str] = set()
+        # {name: which rows the first gradient of an undecided parameter used}
+        self._used_before: dict[str, np.ndarray] = {}
         self._delayed: list[str] = []  # tables among them, until a warning names them
         # (fingerprint of a layout, (name, policy) of each table) -> the layout with these tables
         self._layouts: dict[tuple, Layout] = {}
@@ -77,20 +111,36 @@ class EmbeddingTables:
             return slot.is_table is None
         return slot.name not in self._looked_at and may_be(slot.shape, slot.policy)
 
-    def note_rows(self, slot: Any, used: int, rows: int) -> tuple[bool, bool]:
-        """Note how many rows of a gradient are not zero.
+    def waits_for_another(self, slot: Any) -> bool:
+        """Return whether this rank needs another gradient of a slot to know what it looks like."""
+        return slot.name in self._used_before
+
+    def note_rows(self, slot: Any, used: np.ndarray) -> tuple[bool, bool]:
+        """Note which rows of a gradient are not zero.
+
+        Args:
+            slot: slot of the parameter.
+            used: (rows,) bool array.
 
         Returns:
             Whether the gradient looks like that of a table, and whether it looks like that of
             another layer. A gradient of zeros looks like neither: the parameter may not be used in
-            this step.
+            this step. Nor does one that only the next gradient can tell.
         """
-        as_table = is_table(used, rows)
-        if used and slot.name not in self._compressor.table_candidates:
-            self._looked_at.add(slot.name)
+        if not used.any():
+            return False, False
+        name = slot.name
+        before = self._used_before.pop(name, None)
+        biased = has_bias(name, self._compressor.first_policies)
+        as_table = looks_like_table(used, before, biased)
+        if as_table is None:
+            self._used_before[name] = used
+            return False, False
+        if name not in self._compressor.table_candidates:
+            self._looked_at.add(name)
             if as_table:
-                self._delayed.append(slot.name)
-        return as_table, bool(used) and not as_table
+                self._delayed.append(name)
+        return as_table, not as_table
 
     def decide(self, slot: Any, as_table: bool, as_other: bool) -> None:
         """Decide whether a parameter is a table, as all ranks do at the same step.
@@ -102,6 +152,7 @@ class EmbeddingTables:
         """
         if as_table or as_other:
             slot.is_table = not as_other
+            self._used_before.pop(slot.name, None)
         if as_table and as_other:
             self._delayed.append(slot.name)
 

@@ -139,8 +139,6 @@ class Adapter(TorchAdapter):
         if caller.owner is not DIRECT and (slot.dense or self.transport.size == 1):
             # without a probe, or with one rank, the factor does not tell it
             slot.reduction = wire.AVERAGE if caller.owner.op == hvd.Average else wire.SUM
-        undecided = self.tables.is_undecided(slot)
-        seen = self.look_for_table(slot, tensor) if slot.made else (False, False)
         self.look_for_discarded(slot, self._parameters)
         made, slot.made = slot.made, False
         if slot.dense:
@@ -155,10 +153,8 @@ class Adapter(TorchAdapter):
             kept.hold()
             return reduced, Pending(slot, tensor, made, step, kept)
         flight = step.flight_for(slot, self._call_ranks)
-        # A gradient of zeros that backward did not make carries no information: the parameter is
-        # frozen or was not used. Its member is held: it sends nothing and keeps its memory.
-        held = not made and not bool(tensor.any())
-        member = self._member(slot, tensor, made, flight.copies, step.loss_scale, held)
+        undecided = self.tables.is_undecided(slot)
+        member, seen = self._member(slot, tensor, made, flight.copies, step.loss_scale)
         flight.members[slot] = member
         # At the last gradient, wait until all messages in flight are sent, so that they travel
         # while the program does something else. After that, no exchange starts or advances until
@@ -181,19 +177,25 @@ class Adapter(TorchAdapter):
         repeated = 1 if self.elastic is None else REPEATED
         return RollCall(self.transport, collective_name(self.compressor.number, label), repeated)
 
-    def _member(self, slot, tensor, made, copies, loss_scale, held):
-        """Return the bucket member of a gradient, or one that failed."""
+    def _member(self, slot, tensor, made, copies, loss_scale):
+        """Return the bucket member of a gradient, or one that failed, and look for a table."""
         slot.payload = None
+        seen = False, False
         try:
+            if made:
+                seen = self.look_for_table(slot, tensor)
+            # A gradient of zeros that backward did not make carries no information: the parameter
+            # is frozen or was not used. Its member is held: it sends nothing and keeps its memory.
+            held = not made and not bool(tensor.any())
             on_device = self.device_path.takes(tensor)
             slot.move_to(tensor.device if on_device else _HOST)
             gradient = slot.before_encoding(tensor, made, loss_scale)
             if on_device:
-                return self.device_path.member(slot, gradient, held)
-            return self.host_path.member(slot, gradient, copies, held)
+                return self.device_path.member(slot, gradient, held), seen
+            return self.host_path.member(slot, gradient, copies, held), seen
         # catch all errors: the other ranks must get a notice instead of waiting
         except Exception as error:
-            return BucketMember.failed(slot.name, tensor.numel(), error)
+            return BucketMember.failed(slot.name, tensor.numel(), error), seen
 
     # --- decompress ---
 

@@ -101,7 +101,7 @@ class TorchAdapter(BaseAdapter):
         if not self.tables.expects(slot) or not gradient.numel():
             return False, False
         rows = gradient.detach().reshape(-1, slot.shape[1])
-        return self.tables.note_rows(slot, int((rows != 0).any(dim=1).sum()), len(rows))
+        return self.tables.note_rows(slot, (rows != 0).any(dim=1).numpy(force=True))
 
     def warn_of_tables(self):
         """Warn once about the embedding tables that are delayed."""

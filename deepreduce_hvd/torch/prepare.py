@@ -159,7 +159,9 @@ class _Prepared(_Optimizer):
     def _is_or_may_be_table(self, slot):
         """Return whether a parameter is an embedding table, or this is not known yet.
 
-        Then all of its gradients were zero, except in a job that exchanges none.
+        Then all of its gradients were zero, or only one was not and does not tell, except in a job
+        that exchanges none. The first step with momentum equals one without: bias correction undoes
+        the only factor.
         """
         if slot.is_table is not None:
             return slot.is_table

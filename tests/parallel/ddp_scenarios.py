@@ -2,6 +2,7 @@
 under torchrun.
 """
 
+import itertools
 import sys
 import warnings
 
@@ -318,16 +319,19 @@ def scenario_random_programs(directory):
 
 
 def scenario_an_embedding_table_gets_the_codec_rows_or_is_named(directory):
+    """With half of the rows in each step, the second step decides."""
     network = torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300))
-    for codec, tables in ((None, 0), (dr.recommended_codec(), 1), ({"0.*": "rows"}, 0)):
+    choices = (None, 0), (dr.recommended_codec(), 1), ({"0.*": "rows"}, 0)
+    for used, (codec, tables) in itertools.product((9, 140), choices):
         model = DistributedDataParallel(network)
         compressor = dr.Compressor(codec, parameters=network.named_parameters())
         compressor.register(model)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            for _ in range(3):
+            for step in range(3):
                 network.zero_grad()
-                model(torch.arange(9) + dist.get_rank()).pow(2).sum().backward()
+                rows = (torch.arange(used) + used * step + dist.get_rank()) % 300
+                model(rows).pow(2).sum().backward()
             compressor.state_dict()
         said = [str(one.message) for one in caught if "embedding table" in str(one.message)]
         assert len(said) == tables, (codec, said)

@@ -4,6 +4,7 @@ Started by test_torch_fsdp.py under torchrun on four ranks: two hosts of two ran
 scenario says otherwise.
 """
 
+import itertools
 import sys
 import warnings
 
@@ -43,16 +44,18 @@ def scenario_an_embedding_table_gets_the_codec_rows_or_is_named_where_its_rows_a
     """A rank looks at its own shard, here 150 of 300 rows. No batch uses rows of the second."""
     mesh = meshes(2)
     first = mesh.get_local_rank("ranks") == 0
-    for codec in (None, dr.recommended_codec(), {"0.*": "rows"}):
+    codecs = None, dr.recommended_codec(), {"0.*": "rows"}
+    for used, codec in itertools.product((9, 70), codecs):  # with 70, the second step decides
         network = torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300))
         fully_shard(network, mesh=mesh["ranks"])
         compressor = dr.Compressor(codec, parameters=network.named_parameters())
         compressor.register(network, mesh["hosts"])
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            for _ in range(3):
+            for step in range(3):
                 network.zero_grad()
-                network(torch.arange(9) + dist.get_rank()).pow(2).sum().backward()
+                rows = (torch.arange(used) + used * step + dist.get_rank()) % 145
+                network(rows).pow(2).sum().backward()
             compressor.state_dict()
         said = [str(one.message) for one in caught if "embedding table" in str(one.message)]
         assert len(said) == (first and isinstance(codec, dr.Codec)), (codec, said)

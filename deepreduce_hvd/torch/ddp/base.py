@@ -283,7 +283,8 @@ class DistributedAdapter(TorchAdapter):
             if id(one) in self._unstepped and one.requires_grad
         }
         if stepped:
-            self._unstepped -= stepped
+            waiting = filter(self.tables.waits_for_another, self.slots.values())
+            self._unstepped -= stepped - {id(slot.parameter) for slot in waiting}
             when = "before you create a learning rate scheduler"
             message = (
                 None
