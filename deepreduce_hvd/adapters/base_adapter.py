@@ -2,9 +2,10 @@
 
 import warnings
 
+from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.coordination import handshake
-from deepreduce_hvd.coordination.settings import step_counters
+from deepreduce_hvd.coordination.settings import step_counters, tables_in
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning import layout
 
@@ -72,10 +73,6 @@ class BaseAdapter:
         """Return the settings that only ranks of this framework compare in the handshake."""
         return []
 
-    def loaded_settings(self):
-        """Return settings of a loaded state, which ranks compare where they compare the steps."""
-        return []
-
     def follow_tables(self):
         """Send gradients as ``is_table`` of the slots says, after a state was loaded."""
 
@@ -122,19 +119,19 @@ class BaseAdapter:
         return self.unregistered()
 
     def schedule_notes(self):
-        """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""
-        return []
+        """Return sentences on tables and the schedule, for :meth:`Compressor.summary`."""
+        return embedding_tables.notes(self.slots)
 
     def describe(self, with_steps):
         """Return the settings that must be equal on all ranks, for the handshake.
 
         Args:
-            with_steps: whether step counters must be equal too.
+            with_steps: whether step counters and known embedding tables must be equal too.
         """
         return [
             *self.compressor.settings(self.transport),
             *self.framework_settings(),
-            *([step_counters(self.slots), *self.loaded_settings()] if with_steps else []),
+            *([step_counters(self.slots), tables_in(self.slots)] if with_steps else []),
         ]
 
     def stats(self):

@@ -171,7 +171,7 @@ class EmbeddingTables:
                 slot.is_table = None
         compressor.policies = {
             **compressor.first_policies,
-            **{name: self.policy_of(slots[name]) for name in self.names(slots)},
+            **{name: self.policy_of(slots[name]) for name in names_of(slots)},
         }
 
     def policy_of(self, slot: Any) -> Policy:
@@ -199,20 +199,21 @@ class EmbeddingTables:
             self._layouts[key] = with_tables(base, tables)
         return self._layouts[key]
 
-    @staticmethod
-    def names(slots: Mapping[str, Any]) -> list[str]:
-        """Return the names of the tables that have the codec "rows"."""
-        return [name for name, slot in slots.items() if slot.is_table]
-
     def take_delayed(self) -> list[str]:
         """Return the tables that keep their codec and are not yet named in a warning."""
         delayed, self._delayed = self._delayed, []
         return delayed
 
-    def notes(self, slots: Mapping[str, Any]) -> list[str]:
-        """Return sentences for the user."""
-        names = self.names(slots)
-        return [f'Embedding tables, with the codec "rows": {some_of(names)}.'] if names else []
+
+def names_of(slots: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tables that have the codec "rows", of slots by name."""
+    return [name for name, slot in slots.items() if slot.is_table]
+
+
+def notes(slots: Mapping[str, Any]) -> list[str]:
+    """Return sentences on the tables for the user, for :meth:`Compressor.summary`."""
+    names = names_of(slots)
+    return [f'Embedding tables, with the codec "rows": {some_of(names)}.'] if names else []
 
 
 @functools.cache

@@ -35,3 +35,15 @@ def step_counters(slots):
         slots: name of a parameter -> its slot.
     """
     return Setting("steps", [f"{name} at step {slot.steps}" for name, slot in slots.items()])
+
+
+def tables_in(slots):
+    """Return the setting with the parameters that are known to be embedding tables, or not.
+
+    Args:
+        slots: name of a parameter -> its slot.
+    """
+    known = {name: slot.is_table for name, slot in slots.items()}
+    return Setting(
+        "embedding tables", [f"{name}: {one}" for name, one in known.items() if one is not None]
+    )

@@ -21,7 +21,7 @@ from deepreduce_hvd.tensorflow.agreement import Agreement
 from deepreduce_hvd.tensorflow.auto_schedule import AutoSchedule, lasting_layout
 from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
-from deepreduce_hvd.tensorflow.embedding_tables import EmbeddingTables, is_from_slices
+from deepreduce_hvd.tensorflow.embedding_tables import TableWarnings, is_from_slices, state_of
 from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
 from deepreduce_hvd.tensorflow.graph import is_elastic, is_exported, refuse_xla
 from deepreduce_hvd.tensorflow.groups import GradientGroup, Pending
@@ -94,7 +94,7 @@ class Adapter(BaseAdapter):
         self._expecting: weakref.WeakSet = weakref.WeakSet()
         self._groups = {}  # messages to which gradients are added: policy, or None -> GradientGroup
         self._momentum_warned = False
-        self._embedding_tables = EmbeddingTables(compressor)
+        self._table_warnings = TableWarnings(compressor)
         self._agreement = Agreement(self)
         self.watcher = watch(self)
 
@@ -125,6 +125,7 @@ class Adapter(BaseAdapter):
         )  # fmt: skip
         if self.compressor.schedule == "auto" and not slot.dense:
             slot.choice = Choice(slot)
+        slot.table = state_of(slot, self.compressor)
         return slot
 
     # --- plans ---
@@ -143,8 +144,8 @@ class Adapter(BaseAdapter):
         self._expect_auto("timeline").write_timeline(path)
 
     def schedule_notes(self):
-        """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""
-        return self._layout_notes if self.auto is None else self.auto.scheduler.notes()
+        found = self._layout_notes if self.auto is None else self.auto.scheduler.notes()
+        return [*super().schedule_notes(), *found]
 
     def _expect_auto(self, what):
         if self.auto is None:
@@ -234,9 +235,7 @@ class Adapter(BaseAdapter):
                 reduced = tf.cast(tensor, sent_dtype(tensor.dtype, slot.policy.way))
                 return reduced, Pending(slot, tensor, None, 0)
         self._warn_of_momentum()
-        if slot.home is None:
-            with tf.device("CPU:0"):
-                self._embedding_tables.look_at(slot, tensor, from_slices)
+        self._table_warnings.look_at(slot, tensor, from_slices)
         if self.auto is not None and slot.choice is not None:
             return self.auto.begin(slot, tensor, begun)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
@@ -251,10 +250,10 @@ class Adapter(BaseAdapter):
         group.slots.append(slot)
         with tf.device("CPU:0"):
             step = slot.steps_taken.read_value()  # before the encoder increments it
-            probe = tf.identity(
-                self.collectives.probe(step, reduced_dtype(tensor.dtype)),
-                name=f"{self.collectives.name_for(slot)}.probe",
-            )
+            probe = self.collectives.probe(step, reduced_dtype(tensor.dtype))
+            if slot.table is not None:
+                probe = slot.table.with_look(probe, tensor, from_slices)
+            probe = tf.identity(probe, name=f"{self.collectives.name_for(slot)}.probe")
             if group.exchange is not None:
                 return probe, Pending(
                     slot, tensor, group, group.exchange.add(slot, tensor, step), step
@@ -321,7 +320,9 @@ class Adapter(BaseAdapter):
         # the next gradient that Horovod compresses starts another message
         self._groups = {kind: one for kind, one in self._groups.items() if one is not group}
         with tf.device("CPU:0"):
-            scale = self.collectives.scale_of(slot, tensor, pending.step)
+            scale = self.collectives.scale_of(slot, tensor[: wire.PROBE_NUMBERS], pending.step)
+            if slot.table is not None:
+                slot.table.decide(tensor[wire.PROBE_NUMBERS :], scale)
             if group.exchange is not None:
                 total = group.exchange.sum_of(pending.member, scale)
                 return tf.ensure_shape(

@@ -33,14 +33,17 @@ class HostPath:
         if numbers is None:
             return self._encode_in_numpy(slot, gradient)
         # the operator takes the step from the slot's records
-        return checked(
-            operators.deepreduce_encode,
-            gradient,
-            numbers.at(step),
-            position_of(self._compressor, slot, 0),
-            [part.handle for part in slot.state],
-            slot.records,
-        )
+        position = position_of(self._compressor, slot, 0)
+
+        def encode(gradient, numbers, memory):
+            handles = [part.handle for part in memory]
+            return checked(
+                operators.deepreduce_encode, gradient, numbers, position, handles, slot.records
+            )
+
+        if slot.table is not None:
+            return slot.table.encode(gradient, slot.state[0], encode, numbers.at(step))
+        return encode(gradient, numbers.at(step), slot.state)
 
     def _encode_in_numpy(self, slot, gradient):
         compressor, dtype = self._compressor, DTYPES[gradient.dtype]

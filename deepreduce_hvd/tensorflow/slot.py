@@ -60,7 +60,9 @@ class Slot(tf.Module):
         self.reduced = False
         #: whether its gradients are averaged or summed, one of ``wire.REDUCTIONS``
         self.reduction = None
-        self.is_table = None  # not known: the codec of a graph does not change
+        #: the :class:`~deepreduce_hvd.tensorflow.embedding_tables.TableState` if its variable may
+        #: be an embedding table that gets another codec, or None
+        self.table = None
         self.follows_loss_scale = follows_loss_scale
         #: last OptimizerStep with a gradient of this variable
         self.step = None
@@ -99,6 +101,16 @@ class Slot(tf.Module):
     def dense(self):
         """Whether its last gradient was sent uncompressed, by the policy."""
         return self.policy.dense
+
+    @property
+    def is_table(self):
+        """Whether the ranks have found it to be an embedding table; None if that is not known."""
+        return None if self.table is None else self.table.is_table
+
+    @is_table.setter
+    def is_table(self, known):
+        if self.table is not None:
+            self.table.is_table = known
 
     def move_to_host(self):
         """Move the memory from a GPU to the host, where slices are compressed."""
@@ -159,6 +171,8 @@ class Slot(tf.Module):
         """Note that the memory was written outside of graphs and may be nonzero."""
         if self.choice is not None:
             write(self.choice.remembers, True)
+        if self.table is not None:
+            self.table.residual_changes()
 
     @property
     def loss_scale(self):
@@ -241,6 +255,8 @@ class Slot(tf.Module):
                 last.scheme,
             )
         probe_bytes = wire.PROBE_BYTES * reduced_dtype(self.dtype).size // 4
+        if self.table is not None and self.table.probes:  # two numbers more than wire.PROBE_NUMBERS
+            probe_bytes += 2 * reduced_dtype(self.dtype).size
         sent_bytes += probe_bytes
         path = "compressed"
         if self.dense and self.reduced:
@@ -295,6 +311,11 @@ class Identity(tf.train.experimental.PythonState):
         own = {
             "memories": self._memories(),
             "steps": {slot.label: slot.steps for slot in adapter.slots.values()},
+            "tables": {
+                slot.label: slot.is_table
+                for slot in adapter.slots.values()
+                if slot.is_table is not None
+            },
         }
         return json.dumps({**checkpoint.identity(**self._own()), **own, **scaled})
 
@@ -307,6 +328,7 @@ class Identity(tf.train.experimental.PythonState):
         adapter, found = self._adapter, json.loads(string_value)
         follows, expected = found.pop("loss_scale", False), adapter.void_steps.active
         memories, steps = found.pop("memories", None), found.pop("steps", {})
+        tables = found.pop("tables", {})
         checkpoint.check_identity("compressor checkpoint", found, **self._own())
         if follows != expected:
             expected, got = ("with" if follow else "without" for follow in (expected, follows))
@@ -323,6 +345,7 @@ class Identity(tf.train.experimental.PythonState):
             )
         adapter.void_steps.forget(adapter.slots.values())
         for slot in adapter.slots.values():
+            slot.is_table = tables.get(slot.label)
             slot.memory_changes()
             # the variable with the number of steps is restored after this
             slot.untimed_steps += steps.get(slot.label, slot.steps) - slot.steps

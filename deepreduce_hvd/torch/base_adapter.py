@@ -4,7 +4,6 @@ import warnings
 
 from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.adapters.base_adapter import BaseAdapter
-from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.planning.scheduler import Scheduler
 from deepreduce_hvd.planning.step_times import StepTimes
 from deepreduce_hvd.statistics import write_scalars
@@ -60,8 +59,7 @@ class TorchAdapter(BaseAdapter):
         self.times.write(path, self.layout.plan)
 
     def schedule_notes(self):
-        """Return sentences for the user, for :meth:`Compressor.summary`."""
-        return [*self.tables.notes(self.slots), *self.scheduler.notes()]
+        return [*super().schedule_notes(), *self.scheduler.notes()]
 
     def load_state_dict(self, state):
         """Check a state, or the list of all ranks' states, and load it."""
@@ -111,11 +109,6 @@ class TorchAdapter(BaseAdapter):
 
     def follow_tables(self):
         self.tables.follow(self.slots)
-
-    def loaded_settings(self):
-        found = {name: slot.is_table for name, slot in self.slots.items()}
-        lines = [f"{name}: {one}" for name, one in found.items() if one is not None]
-        return [Setting("embedding tables", lines)]
 
     def _is_on_gpu(self, name):
         """Return whether the gradient of a parameter is encoded on a GPU."""

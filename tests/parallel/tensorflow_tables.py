@@ -1,5 +1,6 @@
-"""Embedding tables: the codec "rows", and the warning about tables with another codec."""
+"""Embedding tables: those with the default codec get "rows"; a warning names the others."""
 
+import copy
 import random
 import warnings
 
@@ -10,6 +11,8 @@ import tensorflow as tf
 from tensorflow_tools import assert_equal_everywhere
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.adapters.embedding_tables import names_of
+from deepreduce_hvd.planning.policies import rows_codec
 
 _ROWS, _COLUMNS = 400, 8
 
@@ -65,6 +68,197 @@ def _warnings_of(named, compressor, steps, how):
     return [str(one.message) for one in caught if "embedding table" in str(one.message)]
 
 
+def _used_rows(draw, tables):
+    """Return {rank: rows of each table} of one step; all ranks draw the same ones."""
+    counts = [draw.choice((0, 1, 7, 99, 100, 150, 250, 299, 300, 400)) for _ in range(tables)]
+    return {
+        rank: [
+            np.array(
+                draw.sample(
+                    range(draw.choice((count, 300, _ROWS)) if count < 300 else _ROWS),
+                    count if draw.random() < 0.8 else 0,
+                ),
+                np.int64,
+            )
+            for count in counts
+        ]
+        for rank in range(hvd.size())
+    }
+
+
+def _decided_at(programs, table):
+    """Return (step, from 1; whether it is a table) of the step that decides, or None."""
+    first_rows: dict[int, set] = {}
+    for number, step in enumerate(programs, 1):
+        says = []
+        for rank, used in step.items():
+            rows = set(used[table].tolist())
+            if 0 < len(rows) < 100:
+                says.append(True)
+            elif len(rows) >= 300:
+                says.append(False)
+            elif rows and rank in first_rows:
+                says.append(3 * len(rows - first_rows[rank]) >= len(rows))
+            elif rows:
+                first_rows[rank] = rows
+        if says:
+            return number, all(says)
+    return None
+
+
+def scenario_tables_get_the_codec_rows(directory):
+    """Random programs: when tables are found, what is sent then, and that nothing is lost."""
+    draw, found, late = random.Random(5), 0, set()
+    for seed in range(12):
+        programs = [_used_rows(draw, 2) for _ in range(5)]
+        decided = [_decided_at(programs, number) for number in range(2)]
+        named = _model(2)
+        variables = [variable for _, variable in named]
+        compressor = dr.Compressor(parameters=named, seed=seed)
+
+        def local(*rows, named=named, variables=variables):
+            with tf.GradientTape() as tape:
+                value = _loss(named, rows)
+            return [tf.convert_to_tensor(one) for one in tape.gradient(value, variables)]
+
+        def reduced(*rows, named=named, variables=variables, compressor=compressor):
+            with tf.GradientTape() as tape:
+                value = _loss(named, rows)
+            tape = hvd.DistributedGradientTape(tape, compression=compressor, sparse_as_dense=True)
+            return tape.gradient(value, variables)
+
+        if seed % 3 != 2:  # without it, Horovod still makes a graph of the reduction
+            reduced = tf.function(reduced, input_signature=[tf.TensorSpec([None], tf.int64)] * 2)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for number, step in enumerate(programs, 1):
+                kept = compressor.state_dict()["parameters"]
+                rows = [tf.constant(one) for one in step[hvd.rank()]]
+                own, results = local(*rows), reduced(*rows)
+                after = compressor.state_dict()["parameters"]
+                for place in range(2):
+                    name = f"table{place}"
+                    known = decided[place] is not None and number > decided[place][0]
+                    is_table = known and decided[place][1]
+                    assert (kept[name]["is_table"] is True) == is_table, (seed, number, name)
+                    if not is_table:
+                        continue
+                    found += 1
+                    late.add(decided[place][0] > 1)
+                    total = own[place].numpy().ravel() + kept[name]["memory"]["residual"].ravel()
+                    sent = dr.decode(rows_codec().encode(total)).astype(np.float64)
+                    label = f"{seed}.{number}.{place}"
+                    mean = hvd.allreduce(tf.constant(sent), name=f"mean.{label}")
+                    sizes = hvd.allreduce(tf.constant(abs(sent)), name=f"sizes.{label}", op=hvd.Sum)
+                    difference = abs(results[place].numpy().ravel() - mean.numpy())
+                    assert (difference <= 2**-22 * sizes.numpy()).all(), label
+                    assert not after[name]["memory"]["residual"].any(), label
+                assert_equal_everywhere(results, f"tables {seed} {number}")
+                for variable, result in zip(variables, results):
+                    variable.assign_sub(1e-3 * result)
+        assert [str(one.message) for one in caught if "table" in str(one.message)] == []
+        tables = [f"table{place}" for place in range(2) if (decided[place] or (0, 0))[1]]
+        assert names_of(compressor.adapter.slots) == tables
+        assert len(compressor.adapter.schedule_notes()) == bool(tables)
+        state = compressor.state_dict()
+        other = dr.Compressor(parameters=named, seed=seed)
+        other.load_state_dict(copy.deepcopy(state))
+        assert names_of(other.adapter.slots) == tables
+        compressor.close()
+        other.close()
+    assert found > 20 and late == {True, False}, (found, late)
+
+
+def scenario_tables_keep_the_beta_of_a_prepared_optimizer(directory):
+    """They are found before the first update. All other variables have no momentum."""
+    for half, kind, beta, dtype in (
+        (False, "Adam", 0.9, tf.float32),
+        (True, "Adam", 0.9, tf.float64),
+        (True, "AdamW", 0.8, tf.float32),
+        (False, "Adamax", 0.9, tf.float32),
+        (False, "SGD", 0.0, tf.float32),
+    ):
+        named = [(name, tf.Variable(tf.cast(one, dtype), name=name)) for name, one in _model(2)]
+        variables = [variable for _, variable in named]
+        references = [tf.Variable(one) for one in variables]
+        compressor = dr.Compressor(parameters=named)
+        make = getattr(tf.keras.optimizers, kind)
+        if kind == "SGD":  # momentum 0.9 is replaced by a larger learning rate, for tables too
+            optimizer, betas = make(1e-4, momentum=0.9), [{"momentum": 0.0}] * 3
+        else:
+            optimizer = make(1e-2, beta_1=beta)
+            betas = [{"beta_1": beta}, {"beta_1": 0.0}, {"beta_1": 0.0}]
+        expected = [make(1e-3 if kind == "SGD" else 1e-2, **one) for one in betas]
+        dr.prepare(optimizer, compressor)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)] * 2)
+        def step(*rows, named=named, compressor=compressor, optimizer=optimizer):
+            variables = [variable for _, variable in named]
+            with tf.GradientTape() as tape:
+                value = _loss(named, rows)
+            tape = hvd.DistributedGradientTape(tape, compression=compressor, sparse_as_dense=True)
+            results = tape.gradient(value, variables)
+            optimizer.apply_gradients(zip(results, variables))
+            return results
+
+        used = 180 if half else 40
+        for number in range(5):
+            rows = (tf.range(used, dtype=tf.int64) + 90 * number + hvd.rank()) % _ROWS
+            # the second variable uses the same rows in each step, too many for a table
+            results = step(rows, tf.range(350, dtype=tf.int64))
+            for one, reference, result in zip(expected, references, results):
+                one.apply_gradients([(result, reference)])
+            for variable, reference in zip(variables, references):
+                tf.debugging.assert_near(variable, reference, rtol=1e-4, atol=1e-6)
+        assert names_of(compressor.adapter.slots) == ["table0"]
+        compressor.close()
+
+
+def scenario_a_checkpoint_knows_the_tables(directory):
+    """A restored job goes on bit for bit, also where the next gradient looks otherwise."""
+
+    def trained(named, compressor, steps):
+        rows = [[np.arange(count) + hvd.rank(), np.arange(350)] for count in steps]
+        assert not _warnings_of(named, compressor, rows, "dense")
+
+    named, copies = _model(2), _model(2)
+    compressor = dr.Compressor(parameters=named)
+    trained(named, compressor, [9, 30])
+    path = tf.train.Checkpoint(state=compressor.trackable).write(
+        str(directory / f"tables-{hvd.size()}-{hvd.rank()}")
+    )
+    for (_, copied), (_, variable) in zip(copies, named):
+        copied.assign(variable)
+    other = dr.Compressor(parameters=copies)
+    tf.train.Checkpoint(state=other.trackable).read(path).assert_consumed()
+    assert names_of(other.adapter.slots) == ["table0"]
+    trained(named, compressor, [380, 5])
+    trained(copies, other, [380, 5])
+    for (name, variable), (_, copied) in zip(named, copies):
+        np.testing.assert_array_equal(variable.numpy(), copied.numpy(), err_msg=name)
+    compressor.close()
+    other.close()
+
+
+def scenario_tables_of_single_gradients(directory):
+    """Outside of graphs, it is not known that slices were made dense."""
+    for used, is_table in ((9, True), (99, True), (100, False), (150, False), (400, False)):
+        named = _model(1)
+        compressor = dr.Compressor(parameters=named)
+        for step in range(3):
+            rows = tf.range(used * step, used * (step + 1)) % _ROWS
+            gradient = tf.tensor_scatter_nd_add(
+                tf.zeros([_ROWS, _COLUMNS]), rows[:, None], tf.ones([used, _COLUMNS])
+            )
+            view = compressor.bound_to([named[0][1]])
+            result = hvd.allreduce(gradient, compression=view)
+            known = compressor.state_dict()["parameters"]["table0"]["is_table"]
+            assert known is is_table, (used, step, known)
+        if is_table:
+            tf.debugging.assert_near(result, gradient)
+        compressor.close()
+
+
 def scenario_tables_are_named_in_one_warning(directory):
     """These are variables whose first gradient is zero in more than three quarters of the rows."""
     draw = random.Random(3)
@@ -72,7 +266,8 @@ def scenario_tables_are_named_in_one_warning(directory):
         used = [draw.choice((1, 7, 99, 100, 400)) for _ in range(3)]
         named = _model(len(used))
         steps = [[np.arange(count) for count in used]] * 3
-        said = _warnings_of(named, dr.Compressor(parameters=named), steps, how)
+        compressor = dr.Compressor(dr.recommended_codec(), parameters=named)
+        said = _warnings_of(named, compressor, steps, how)
         tables = [number for number, count in enumerate(used) if count < 100]
         assert len(said) == bool(tables), (how, used, said)
         for number in range(3) if tables else ():
@@ -80,8 +275,13 @@ def scenario_tables_are_named_in_one_warning(directory):
         assert not any("kernel" in text for text in said), said
 
 
-def scenario_tables_of_keras_are_named(directory):
+def scenario_tables_of_keras_are_found_or_named(directory):
     """In fit, where Horovod's optimizer makes dense tensors of slices."""
+    for codec in (None, dr.recommended_codec()):
+        _fit_with_a_table(codec)
+
+
+def _fit_with_a_table(codec):
     tf.keras.utils.set_random_seed(3)
     network = tf.keras.Sequential(
         [
@@ -91,7 +291,7 @@ def scenario_tables_of_keras_are_named(directory):
         ]
     )
     network.build([None, 4])
-    compressor = dr.Compressor(parameters=network.trainable_variables)
+    compressor = dr.Compressor(codec, parameters=network.trainable_variables)
     optimizer = hvd_keras.DistributedOptimizer(
         tf.keras.optimizers.SGD(0.01), compression=compressor, sparse_as_dense=True
     )
@@ -100,8 +300,12 @@ def scenario_tables_of_keras_are_named(directory):
         network.compile(optimizer, loss="mse")
         inputs = np.arange(64).reshape(16, 4) % 60
         network.fit(inputs, np.zeros([16, 32]), batch_size=8, verbose=0)
-    (said,) = [str(one.message) for one in caught if "embedding table" in str(one.message)]
-    assert f'{{"{network.trainable_variables[0].name}": "rows"}}' in said, said
+    said = [str(one.message) for one in caught if "embedding table" in str(one.message)]
+    name = network.trainable_variables[0].name
+    assert names_of(compressor.adapter.slots) == ([name] if codec is None else [])
+    assert len(said) == (codec is not None), said
+    if said:
+        assert f'{{"{name}": "rows"}}' in said[0], said
 
 
 def scenario_tables_that_are_not_delayed_need_no_warning(directory):
@@ -123,10 +327,10 @@ def scenario_tables_that_are_not_delayed_need_no_warning(directory):
 
 
 def scenario_a_later_step_of_a_restored_job_is_not_looked_at(directory):
-    named = _model(1)
-    compressor = dr.Compressor(parameters=named)
+    named, codec = _model(1), dr.recommended_codec()
+    compressor = dr.Compressor(codec, parameters=named)
     assert _warnings_of(named, compressor, [[np.arange(9)]], "dense")
-    other = dr.Compressor(parameters=named)
+    other = dr.Compressor(codec, parameters=named)
     other.load_state_dict(compressor.state_dict())
     compressor.close()
     assert not _warnings_of(named, other, [[np.arange(9)]], "dense")

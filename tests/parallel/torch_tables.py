@@ -13,6 +13,7 @@ from torch_tools import assert_equal_everywhere
 from virtual_ranks import VirtualRanks
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.adapters.embedding_tables import names_of
 from deepreduce_hvd.planning.policies import rows_codec
 
 _ROWS, _COLUMNS = 400, 8
@@ -144,7 +145,7 @@ def scenario_tables_get_the_codec_rows(directory):
             if one is not None and one[0] > 1 + uses.index(True):
                 late.add(one[1])
         tables = [f"table.{place}.weight" for place in range(3) if (decided[place] or (0, 0))[1]]
-        assert compressor.adapter.tables.names(compressor.adapter.slots) == tables
+        assert names_of(compressor.adapter.slots) == tables
         compressor.close()
     assert found > 20 and late == {True, False}, (found, late)
 
@@ -273,10 +274,7 @@ def scenario_optimizers_that_step_in_any_order_and_not_in_every_step(directory):
         for number in own.sample(turn, len(turn)):
             optimizers[number].step()
         assert_equal_everywhere(named, f"optimizers in any order {step}")
-    assert compressor.adapter.tables.names(compressor.adapter.slots) == [
-        "0.table.0.weight",
-        "1.table.0.weight",
-    ]
+    assert names_of(compressor.adapter.slots) == ["0.table.0.weight", "1.table.0.weight"]
 
 
 def scenario_tables_of_direct_calls_and_tables_that_ranks_see_in_other_ways(directory):
