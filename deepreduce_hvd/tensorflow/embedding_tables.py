@@ -61,6 +61,20 @@ class TableState:
         if self.is_table:
             self.is_table = True
 
+    def after_undo(self, undo):
+        """Note in a graph that the residual may be nonzero again if the last step is undone.
+
+        Args:
+            undo: () bool tensor.
+
+        Returns:
+            The update of the state.
+        """
+        state = self._state.read_value()
+        return self._state.assign(
+            tf.where(undo & (state == _TABLE), tf.constant(_FOUND, tf.int64), state)
+        )
+
     def with_look(self, probe, gradient, from_slices):
         """Return a probe with two more numbers, which tell the other ranks about a gradient.
 

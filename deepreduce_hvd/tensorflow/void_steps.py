@@ -173,6 +173,8 @@ class VoidSteps:
         if slot.choice is not None:
             remembers = tf.logical_or(slot.choice.remembers.read_value(), undo)
             updates.append(slot.choice.remembers.assign(remembers))
+        if slot.table is not None:
+            updates.append(slot.table.after_undo(undo))
         return [update for update in [undo, *updates] if tf.is_tensor(update)]
 
     def look_at(self, slot, result):

@@ -214,6 +214,39 @@ def scenario_tables_keep_the_beta_of_a_prepared_optimizer(directory):
         compressor.close()
 
 
+def scenario_void_steps_and_loss_scales_change_nothing_else(directory):
+    """A void step follows each step, also the one that would send the residual of a new table."""
+    trained = []
+    for scaled in (False, True):
+        named = _model(2)
+        variables = [variable for _, variable in named]
+        scale = tf.Variable(1.0)
+        options = {"loss_scale": lambda scale=scale: scale} if scaled else {}
+        compressor = dr.Compressor(parameters=named, **options)
+
+        @tf.function(input_signature=[*[tf.TensorSpec([None], tf.int64)] * 2, tf.TensorSpec([])])
+        def step(first, second, factor, named=named, compressor=compressor):
+            with tf.GradientTape() as tape:
+                value = _loss(named, [first, second]) * factor
+            tape = hvd.DistributedGradientTape(tape, compression=compressor, sparse_as_dense=True)
+            return tape.gradient(value, [variable for _, variable in named])
+
+        for number in range(5):
+            scale.assign(2.0 ** (3 * number % 7) if scaled else 1.0)
+            rows = [
+                tf.range(count, dtype=tf.int64) + 20 * number + hvd.rank() for count in (20, 180)
+            ]
+            for variable, result in zip(variables, step(*rows, scale)):
+                variable.assign_sub(1e-3 * result / scale)
+            if scaled:
+                step(*rows, np.float32(np.nan))
+        assert names_of(compressor.adapter.slots) == ["table0"]
+        assert not compressor.state_dict()["parameters"]["table0"]["memory"]["residual"].any()
+        trained.append(variables[0].numpy())  # the density of others depends on the number of steps
+        compressor.close()
+    np.testing.assert_array_equal(*trained)
+
+
 def scenario_a_checkpoint_knows_the_tables(directory):
     """A restored job goes on bit for bit, also where the next gradient looks otherwise."""
 
