@@ -12,9 +12,11 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from tensorflow_tools import (
+    RATE,
     assert_equal_everywhere,
     batch,
     compressor_of,
+    loss_of,
     make_step,
     model,
     sum_over_ranks,
@@ -23,6 +25,7 @@ from tensorflow_tools import (
 
 import deepreduce_hvd as dr
 import deepreduce_hvd.tensorflow
+from deepreduce_hvd.adapters.embedding_tables import names_of
 from deepreduce_hvd.tensorflow import elastic as tensorflow_elastic
 
 #: {name of settings: the settings of the compressor}
@@ -45,6 +48,21 @@ class Optimizer:
         return []
 
 
+def _step_with_a_table(named, compressor):
+    """Return a training step of the layers, and of a table whose rows a batch chooses."""
+    layers, table = named[:-1], named[-1][1]
+
+    def step(images):
+        with tf.GradientTape() as tape:
+            rows = tf.cast(100 * images[:, 0], tf.int64) % 400
+            loss = loss_of(layers, images) + tf.reduce_mean(tf.gather(table, rows) ** 2)
+        tape = hvd.DistributedGradientTape(tape, compression=compressor, sparse_as_dense=True)
+        for variable, gradient in zip(variables(named), tape.gradient(loss, variables(named))):
+            variable.assign_sub(RATE * gradient)
+
+    return step
+
+
 def main(directory, settings, kind):
     directory = pathlib.Path(directory)
     elastic_worker.announce(directory)
@@ -52,8 +70,14 @@ def main(directory, settings, kind):
     named = model(sizes=((48, 64), (64, elastic_worker.FEWEST_ELEMENTS)))
     # RandomK and QSGD depend on the step counter: a joining rank must get it
     codec = dr.Codec(dr.RandomK(0.05), dr.Rice(), dr.QSGD(bits=4))
-    compressor = compressor_of(named, codec, **settings)
-    reduced_step = tf.function(make_step(named, compressor))
+    if settings == SETTINGS["allgather"]:
+        table = tf.Variable(np.random.default_rng(1).standard_normal((400, 8), np.float32))
+        named.append(("table", table))  # which new ranks do not know as one
+        compressor = compressor_of(named, {"kernel*": codec, "bias*": codec}, **settings)
+        reduced_step = tf.function(_step_with_a_table(named, compressor))
+    else:
+        compressor = compressor_of(named, codec, **settings)
+        reduced_step = tf.function(make_step(named, compressor))
     reduced_step = dr.tensorflow.scheduled(compressor)(reduced_step)
     if kind == "stock":  # Horovod's own state, without the compressor
         state = hvd.elastic.TensorFlowKerasState(Network(named), Optimizer(), step=0)
@@ -65,6 +89,8 @@ def main(directory, settings, kind):
     def step(number):
         reduced_step(batch(number))
         assert_equal_everywhere(variables(named), f"step {number + 1}")
+        if "table" in dict(named):
+            assert names_of(compressor.adapter.slots) == ["table"], f"step {number}"
 
     def snapshot():
         flat = [variable.numpy().reshape(-1) for variable in variables(named)]
