@@ -61,6 +61,10 @@ class TableState:
         if self.is_table:
             self.is_table = True
 
+    def _is_open(self):
+        """Return whether the gradient that is traced now, or given, may be that of a table."""
+        return self._on_host and (tf.executing_eagerly() or self.from_slices)
+
     def after_undo(self, undo):
         """Note in a graph that the residual may be nonzero again if the last step is undone.
 
@@ -90,9 +94,8 @@ class TableState:
 
     def _look(self, gradient, from_slices):
         """Return the two numbers, (2,) int64: zeros once the ranks have decided."""
-        eager = tf.executing_eagerly()
         self.probes, self.from_slices = True, from_slices
-        if not self._on_host or not (eager or from_slices):
+        if not self._is_open():
             return tf.constant([0, 1], tf.int64)
         state = self._state.read_value()
         return tf.cond(
@@ -128,7 +131,7 @@ class TableState:
             seen: the sums or means of the two numbers over the ranks.
             scale: tensor that is there if the ranks have the same configuration.
         """
-        if not self._on_host or not (tf.executing_eagerly() or self.from_slices):
+        if not self._is_open():
             return
         as_table, as_other = tf.unstack(tf.not_equal(seen, 0))
 
@@ -150,6 +153,8 @@ class TableState:
                 returns the payload.
             numbers: the numbers of the codec of other layers.
         """
+        if not self._is_open():
+            return encode(gradient, numbers, [residual])
         state = self._state.read_value()
 
         def with_residual():
