@@ -5,7 +5,7 @@ The data sets and the recommender's model are those of examples/, which PYTHONPA
 
 from .base import Task
 from .lstm import LSTMLanguageModel, PlainLSTMLanguageModel
-from .ncf import Recommender
+from .ncf import AdagradRecommender, Recommender
 from .resnet import ResidualNetwork
 from .transformer import TransformerLanguageModel
 from .vgg import VGG
@@ -14,7 +14,7 @@ __all__ = ["TASKS", "Task"]
 
 _KINDS = (
     TransformerLanguageModel, ResidualNetwork, VGG, LSTMLanguageModel, PlainLSTMLanguageModel,
-    Recommender,
+    Recommender, AdagradRecommender,
 )  # fmt: skip
 
 TASKS = {kind.name: kind for kind in _KINDS}
