@@ -51,12 +51,11 @@ class Compressor:
             through Horovod's own allreduce; or ``"fp16"``, the same converted to float16; or
             ``"rows"``, for embedding tables: all non-zero elements, in 4 bits each
             (docs/accuracy.md). Default: that of :func:`recommended_codec` for the parameter's
-            shape; on PyTorch, ``"rows"`` for embedding tables, which their first gradients show. To
-            treat parameters differently, give an ordered mapping of name patterns to
-            these, such as ``{"embed*": "rows", "*.bias": "fp16"}``: the first pattern that matches
-            counts, ``*`` and ``?`` are wildcards, and parameters that no pattern matches get the
-            default. Or give a function of (name, shape) that returns one of these, or None for the
-            default.
+            shape; ``"rows"`` for embedding tables, which their first gradients show. To treat
+            parameters differently, give an ordered mapping of name patterns to these, such as
+            ``{"embed*": "rows", "*.bias": "fp16"}``: the first pattern that matches counts, ``*``
+            and ``?`` are wildcards, and parameters that no pattern matches get the default. Or give
+            a function of (name, shape) that returns one of these, or None for the default.
         memory: the error feedback, which keeps what a payload leaves out; a :class:`Memory`, or a
             mapping or a function as for ``codec``. Default: :class:`NoMemory` where the codec is
             ``"rows"``, and otherwise :class:`Residual`.

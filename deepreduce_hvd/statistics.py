@@ -18,8 +18,9 @@ FIELDS = {
     ),
     "sent_bytes": (
         "bytes that this rank passed to collectives in the last step, with small control messages. "
-        "With Horovod, these are 16 bytes per compressed gradient (32 for float64 on TensorFlow, "
-        "24 on PyTorch until it is known whether a parameter is an embedding table). "
+        "With Horovod, these are 16 bytes per compressed gradient, and 24 if its parameter may be "
+        "an embedding table (on PyTorch until this is known; twice as many for float64 on "
+        "TensorFlow). "
         "On PyTorch, a check that all ranks are present adds 4 bytes per rank and step, counted "
         "for one parameter. With DDP and fully_shard, each collective has a control message of 16 "
         "bytes plus 8 per rank instead, counted for one parameter of each bucket. Padding of "
