@@ -67,7 +67,7 @@ class BaseAdapter:
             slot.release()
         self.slots = {}
         self.agreed = True  # it takes part in no handshake
-        self.compressor.adapter = ClosedAdapter()
+        self.compressor.adapter = self.make_closed()
 
     def framework_settings(self):
         """Return the settings that only ranks of this framework compare in the handshake."""
@@ -75,6 +75,11 @@ class BaseAdapter:
 
     def follow_tables(self):
         """Send gradients as ``is_table`` of the slots says, after a state was loaded."""
+
+    @staticmethod
+    def make_closed():
+        """Return the adapter of the compressor after :meth:`close`."""
+        return ClosedAdapter()
 
     #: the :class:`~deepreduce_hvd.schedule.Plan` of the next step, or None
     plan = None
@@ -187,6 +192,11 @@ class ClosedAdapter:
         return None
 
     def __getattr__(self, name):
+        self.refuse()
+
+    @staticmethod
+    def refuse():
+        """Raise InvalidArgumentError."""
         raise InvalidArgumentError(
             "Compressor: expected one that is not closed, got one after close(); create another one"
             " and give it to the optimizer, tape or model"

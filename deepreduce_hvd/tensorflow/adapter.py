@@ -19,6 +19,7 @@ from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.tensorflow.agreement import Agreement
 from deepreduce_hvd.tensorflow.auto_schedule import AutoSchedule, lasting_layout
+from deepreduce_hvd.tensorflow.closed import ClosedTensorFlowAdapter
 from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
 from deepreduce_hvd.tensorflow.embedding_tables import TableWarnings, is_from_slices, state_of
@@ -97,6 +98,8 @@ class Adapter(BaseAdapter):
         self._table_warnings = TableWarnings(compressor)
         self._agreement = Agreement(self)
         self.watcher = watch(self)
+
+    make_closed = ClosedTensorFlowAdapter
 
     def progress(self):
         """Return the number of steps that this compressor has begun.
@@ -391,10 +394,6 @@ class Adapter(BaseAdapter):
         return super().describe(with_steps and self._agreement.eager)
 
     def require_agreement(self):
-        """Compare process sets with Horovod, and configurations with the other ranks.
-
-        Returns:
-            List of tensors that must be computed before all else.
-        """
+        """Compare process sets and configurations; return tensors to compute before all else."""
         wire.expect_process_set(self.process_set, reducing_process_set())
         return self._agreement.require()

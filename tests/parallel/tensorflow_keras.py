@@ -12,6 +12,7 @@ import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
+from scenario_runner import refused
 from tensorflow_tools import assert_equal_everywhere
 
 import deepreduce_hvd as dr
@@ -285,6 +286,21 @@ def scenario_one_rank_saves_a_model(directory):
     network.fit(inputs, inputs[:, :40], batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
     assert compressor.stats()["dense/kernel:0"]["steps"] == 8
     assert_equal_everywhere(network.variables, "after saving")
+
+
+def scenario_a_model_is_saved_after_close(directory):
+    """Horovod's optimizer traces the reduction again for a SavedModel."""
+    network = tf.keras.Sequential([tf.keras.layers.Dense(40, input_shape=(40,))])
+    compressor = dr.Compressor(parameters=network.trainable_variables)
+    optimizer = dr.prepare(tf.keras.optimizers.SGD(0.01, momentum=0.9), compressor)
+    network.compile(hvd_keras.DistributedOptimizer(optimizer, compression=compressor), loss="mse")
+    inputs = np.ones([16, 40], np.float32)
+    network.fit(inputs, inputs, batch_size=16, verbose=0)
+    compressor.close()
+    if hvd.rank() == 0:
+        network.save(f"{directory}/closed", save_format="tf")
+    with refused("expected one that is not closed"):
+        compressor.compress(tf.ones([40, 40]))
 
 
 def scenario_one_rank_saves_a_function_that_reduces(directory):
