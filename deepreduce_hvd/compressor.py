@@ -154,7 +154,7 @@ class Compressor:
         # in the given order, because buckets depend on it
         shapes = {name: tuple(parameter.shape) for name, parameter in named}
         by_default = type(self.communicator) is Allgather and schedule is None
-        # {name of a parameter: its Policy}; the adapter changes those of embedding tables
+        # {name of a parameter: its Policy}; PyTorch's adapter changes those of embedding tables
         self.policies = policies.resolve(codec, memory, shapes, dense_below, by_default)
         # the same before a gradient was seen
         self.first_policies = self.policies
@@ -397,7 +397,7 @@ class Compressor:
         lines = summary_lines(
             self.stats(), adapter.transport.size, adapter.frozen(), adapter.unregistered()
         )
-        print("\n".join([*lines, *adapter.schedule_notes()]))
+        print("\n".join([*lines, *adapter.notes()]))
 
     def profile(self) -> Profile:
         """Return measurements of this rank's last steps. On TensorFlow, it needs ``"auto"``.

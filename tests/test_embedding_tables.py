@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 hvd = pytest.importorskip("horovod.torch", reason="Horovod is not installed")
 
 import deepreduce_hvd as dr  # noqa: E402
+from deepreduce_hvd.adapters.embedding_tables import has_bias  # noqa: E402
 from deepreduce_hvd.planning.measured_profile import profiled  # noqa: E402
 from deepreduce_hvd.torch.prepare import momentum_warning  # noqa: E402
 
@@ -84,3 +85,23 @@ def test_candidates_are_compared_between_ranks():
     ]
     different = [name for name in settings[0] if settings[0][name] != settings[1][name]]
     assert different == ["parameters that may be embedding tables"]
+
+
+def test_biases_are_known_by_their_names():
+    names = {"bias", "a.bias", "b.bias", "rows.0.bias"}
+    for name, expected in {
+        "weight": True,
+        "a.weight": True,
+        "c.weight": False,
+        "a.weights": False,
+        "a.bias": False,
+        "b.parametrizations.weight.original": True,
+        "b.parametrizations.weight.original1": True,
+        "c.parametrizations.weight.original1": False,
+        "parametrizations.weight.original0": True,
+        "b.weight_orig": True,
+        "b.weight_v": True,
+        "rows.0.weight": True,
+        "rows.1.weight": False,
+    }.items():
+        assert has_bias(name, names) is expected, name

@@ -60,7 +60,7 @@ def test_a_plan_for_another_codec_and_what_it_leaves_out():
     with pytest.warns(UserWarning, match=r"plan was made for none, .* has Codec\(TopK\(ratio=0.05"):
         comp = compressor(plan_of(Message(("a", "b"), "codec", 0.1, "Allgather")))
     words = "2 parameters compressed in 1 message at a density of 0.1"
-    assert comp.adapter.schedule_notes() == [
+    assert comp.adapter.notes() == [
         f"Schedule: {words}.",
         "The plan leaves out 2 of the compressed parameters, sent as without a plan: c, d.",
     ]
@@ -123,7 +123,7 @@ def test_with_other_schedules_the_step_stays_as_it_is():
 def test_auto_before_the_first_step():
     comp = compressor("auto")
     assert comp.plan is None
-    assert comp.adapter.schedule_notes() == ["Schedule: no plan yet, buckets."]
+    assert comp.adapter.notes() == ["Schedule: no plan yet, buckets."]
     with pytest.raises(dr.InvalidArgumentError, match="expected some complete steps"):
         comp.profile()
     with pytest.raises(dr.InvalidArgumentError, match="expected a complete step"):

@@ -5,7 +5,7 @@ import warnings
 from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.coordination import handshake
-from deepreduce_hvd.coordination.settings import step_counters, tables_in
+from deepreduce_hvd.coordination.settings import known_tables, step_counters
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning import layout
 
@@ -123,7 +123,7 @@ class BaseAdapter:
         """Return why none of these slots' gradients were exchanged; None if that is no mistake."""
         return self.unregistered()
 
-    def schedule_notes(self):
+    def notes(self):
         """Return sentences on tables and the schedule, for :meth:`Compressor.summary`."""
         return embedding_tables.notes(self.slots)
 
@@ -136,7 +136,7 @@ class BaseAdapter:
         return [
             *self.compressor.settings(self.transport),
             *self.framework_settings(),
-            *([step_counters(self.slots), tables_in(self.slots)] if with_steps else []),
+            *([step_counters(self.slots), known_tables(self.slots)] if with_steps else []),
         ]
 
     def stats(self):

@@ -7,6 +7,7 @@ first gradients. Tables that have the default codec get the codec "rows". For al
 
 import functools
 import math
+import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
@@ -33,54 +34,66 @@ def may_be(shape: tuple[int, ...], policy: Policy) -> bool:
     return sparsifier.most_selected(elements, sparsifier.schedule_steps) != elements
 
 
-def is_table(used: int, rows: int) -> bool:
-    """Return whether a gradient with ``used`` rows that are not zero is surely that of a table.
+def uses_few(count: Any, rows: Any) -> Any:
+    """Return whether a gradient in which ``count`` rows are not zero is that of a table.
 
-    Other layers have gradients with more used rows: a layer before ReLU gets zeros for outputs that
-    are negative for all samples of a batch, and so does a layer before dropout.
+    The numbers may be tensors. Other layers have more such rows. A layer before ReLU or dropout has
+    zeros in the rows of outputs that are off for all samples of a batch.
     """
-    return 0 < 4 * used < rows
+    return 4 * count < rows
 
 
-def looks_like_table(used: np.ndarray, before: np.ndarray | None, has_bias: bool) -> bool | None:
+def uses_most(count: Any, rows: Any) -> Any:
+    """Return whether a gradient in which ``count`` rows are not zero is that of another layer."""
+    return 4 * count >= 3 * rows
+
+
+def has_changed(new: Any, count: Any) -> Any:
+    """Return whether a gradient is that of a table because of ``new`` rows among its ``count``."""
+    return 3 * new >= count
+
+
+def looks_like_table(used: np.ndarray, before: np.ndarray | None, biased: bool) -> bool | None:
     """Return whether a gradient is that of a table, or None if the next gradient has to decide.
 
     If a batch uses between a quarter and three quarters of the rows, it matters whether other
     batches use other rows. Rows that are used in each step are not delayed more than other
     parameters. The outputs of a layer with dropout change like the rows of a table, but such a
-    layer has a bias.
+    layer usually has a bias.
 
     Args:
         used: (rows,) bool array of which rows are not zero; some of them.
         before: that of an earlier gradient, or None.
-        has_bias: whether a bias belongs to the parameter.
+        biased: whether a bias belongs to the parameter.
     """
     count, rows = np.count_nonzero(used), len(used)
-    if is_table(count, rows):
+    if uses_few(count, rows):
         return True
-    if has_bias or 4 * count >= 3 * rows:
+    if biased or uses_most(count, rows):
         return False
-    return None if before is None else bool(3 * np.count_nonzero(used & ~before) >= count)
+    return None if before is None else bool(has_changed(np.count_nonzero(used & ~before), count))
 
 
 def has_bias(name: str, names: Container[str]) -> bool:
     """Return whether a bias belongs to a parameter, by their names.
 
     Args:
-        name: name of the parameter, such as "layer.weight".
+        name: name of the parameter, such as "layer.weight", or one of those from which PyTorch's
+            weight and spectral norms compute it.
         names: names of all parameters.
     """
-    stem = name.removesuffix("weight")
-    return stem != name and f"{stem}bias" in names
+    whole = re.sub(r"(^|\.)parametrizations\.(\w+)\.original\d?$", r"\1\2", name)
+    stem = re.sub(r"weight(_orig|_g|_v)?$", "", whole)
+    return stem != whole and f"{stem}bias" in names
 
 
 class EmbeddingTables:
     """The embedding tables among the parameters of one compressor.
 
     ``is_table`` of a slot is what all ranks have decided: True, False, or None as long as all
-    gradients of the parameter were zero. The policies of the compressor follow it. Rows that are
-    zero on one rank may be used on others. So the ranks decide together, from the first gradients
-    that are not zero on some rank, or from those after them.
+    gradients of the parameter were zero, or the first ones did not tell. The policies of the
+    compressor follow it. Rows that are zero on one rank may be used on others. So the ranks decide
+    together, from the first gradients that are not zero on some rank, or from those after them.
 
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
@@ -110,10 +123,6 @@ class EmbeddingTables:
         if slot.name in self._compressor.table_candidates:
             return slot.is_table is None
         return slot.name not in self._looked_at and may_be(slot.shape, slot.policy)
-
-    def waits_for_another(self, slot: Any) -> bool:
-        """Return whether this rank needs another gradient of a slot to know what it looks like."""
-        return slot.name in self._used_before
 
     def note_rows(self, slot: Any, used: np.ndarray) -> tuple[bool, bool]:
         """Note which rows of a gradient are not zero.
@@ -169,6 +178,8 @@ class EmbeddingTables:
         for name, slot in slots.items():
             if name not in compressor.table_candidates:
                 slot.is_table = None
+            elif slot.is_table is not None:
+                self._used_before.pop(name, None)
         compressor.policies = {
             **compressor.first_policies,
             **{name: self.policy_of(slots[name]) for name in names_of(slots)},

@@ -37,8 +37,8 @@ def step_counters(slots):
     return Setting("steps", [f"{name} at step {slot.steps}" for name, slot in slots.items()])
 
 
-def tables_in(slots):
-    """Return the setting with the parameters that are known to be embedding tables, or not.
+def known_tables(slots):
+    """Return the setting with what is known: which parameters are embedding tables and which not.
 
     Args:
         slots: name of a parameter -> its slot.

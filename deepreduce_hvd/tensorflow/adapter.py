@@ -79,6 +79,7 @@ class Adapter(BaseAdapter):
         self.host_path = HostPath(compressor)
         self.collectives = Collectives(compressor, self.process_set)
         self.void_steps = VoidSteps(compressor.loss_scale)
+        self._table_warnings = TableWarnings(compressor)
         with tf.init_scope(), tf.device("CPU:0"):
             self.slots = {name: self._make_slot(name, parameter) for name, parameter in named}
             # policy -> its CodecNumbers
@@ -95,7 +96,6 @@ class Adapter(BaseAdapter):
         self._expecting: weakref.WeakSet = weakref.WeakSet()
         self._groups = {}  # messages to which gradients are added: policy, or None -> GradientGroup
         self._momentum_warned = False
-        self._table_warnings = TableWarnings(compressor)
         self._agreement = Agreement(self)
         self.watcher = watch(self)
 
@@ -128,7 +128,7 @@ class Adapter(BaseAdapter):
         )  # fmt: skip
         if self.compressor.schedule == "auto" and not slot.dense:
             slot.choice = Choice(slot)
-        slot.table = state_of(slot, self.compressor)
+        slot.table = state_of(slot, self.compressor, self._table_warnings.warn_of)
         return slot
 
     # --- plans ---
@@ -146,9 +146,9 @@ class Adapter(BaseAdapter):
         """Write the last step as a trace, as :meth:`Compressor.timeline`."""
         self._expect_auto("timeline").write_timeline(path)
 
-    def schedule_notes(self):
+    def notes(self):
         found = self._layout_notes if self.auto is None else self.auto.scheduler.notes()
-        return [*super().schedule_notes(), *found]
+        return [*super().notes(), *found]
 
     def _expect_auto(self, what):
         if self.auto is None:
@@ -237,8 +237,8 @@ class Adapter(BaseAdapter):
             with tf.control_dependencies(begun):
                 reduced = tf.cast(tensor, sent_dtype(tensor.dtype, slot.policy.way))
                 return reduced, Pending(slot, tensor, None, 0)
-        self._warn_of_momentum()
         self._table_warnings.look_at(slot, tensor, from_slices)
+        self._warn_of_momentum()
         if self.auto is not None and slot.choice is not None:
             return self.auto.begin(slot, tensor, begun)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
@@ -255,7 +255,7 @@ class Adapter(BaseAdapter):
             step = slot.steps_taken.read_value()  # before the encoder increments it
             probe = self.collectives.probe(step, reduced_dtype(tensor.dtype))
             if slot.table is not None:
-                probe = slot.table.with_look(probe, tensor, from_slices)
+                probe = slot.table.with_look(probe, tensor)
             probe = tf.identity(probe, name=f"{self.collectives.name_for(slot)}.probe")
             if group.exchange is not None:
                 return probe, Pending(

@@ -1,7 +1,7 @@
 """Embedding tables among the variables, see ``adapters/embedding_tables.py``.
 
-In a graph, only gradients that are made from slices are looked at, so that no other gradient costs
-anything in later steps. Such a gradient is surely that of a table.
+In a graph, only gradients that are made from slices are looked at, so that other gradients cost
+almost nothing. Horovod makes them dense. No other layer has such gradients.
 """
 
 import warnings
@@ -11,8 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from deepreduce_hvd.adapters import embedding_tables
+from deepreduce_hvd.adapters.embedding_tables import has_changed, uses_few, uses_most
 from deepreduce_hvd.planning.policies import rows_codec
 from deepreduce_hvd.stages.memories import NoMemory
+from deepreduce_hvd.tensorflow.graph import is_exported
 from deepreduce_hvd.tensorflow.local_variables import local_variable, read, write
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
 
@@ -20,8 +22,8 @@ from deepreduce_hvd.tensorflow.schedule import CodecNumbers
 _ELEMENT_WISE = "Cast", "Identity", "Mul", "RealDiv", "Reshape"
 
 #: What is known about a variable: nothing yet; its first gradient, which does not tell; that it is
-#: another layer; that it is a table whose residual has to be sent; that it is a table.
-_UNKNOWN, _WAITING, _OTHER, _FOUND, _TABLE = range(5)
+#: another layer; that it is a table, whose residual may have to be sent; and that has been sent.
+_UNKNOWN, _WAITING, _OTHER, _TABLE_WITH_RESIDUAL, _TABLE = range(5)
 
 
 class TableState:
@@ -31,19 +33,28 @@ class TableState:
     codec are an input of the operator that encodes.
 
     Args:
-        rows: number of rows of the variable.
+        name: name of the variable.
+        rows: number of its rows.
         on_host: whether its gradients are compressed on the host. On a GPU, tables keep the default
             codec.
+        on_delay: function of a name that warns about a table that keeps the default codec.
     """
 
-    def __init__(self, rows, on_host):
+    def __init__(self, name, rows, on_host, on_delay):
+        self._name = name
         self._on_host = on_host
+        self._on_delay = on_delay
         self._state = local_variable(np.int64(_UNKNOWN))
-        self._used_before = local_variable(np.zeros(rows, bool))
+        #: the rows that the first gradient has used
+        self.used_before = local_variable(np.zeros(rows, bool))
+        # whether gradients of the same variable are also sent in another way, with the residual
+        self._is_shared = local_variable(False)
+        self._known_as_shared = False
         self._numbers = CodecNumbers(rows_codec(), NoMemory()).last
-        #: whether a graph makes its gradient from slices, as traced last
-        self.from_slices = False
-        #: whether a gradient has passed, with two more numbers in its probe
+        #: whether the gradient that was traced or given last is made from slices in a graph; None
+        #: before the first
+        self.from_slices = None
+        #: whether the last probe had two numbers more
         self.probes = False
 
     @property
@@ -54,16 +65,13 @@ class TableState:
 
     @is_table.setter
     def is_table(self, known):
-        write(self._state, {None: _UNKNOWN, False: _OTHER, True: _FOUND}[known])
+        if self._on_host:
+            write(self._state, {None: _UNKNOWN, False: _OTHER, True: _TABLE_WITH_RESIDUAL}[known])
 
     def residual_changes(self):
         """Note that the residual was written outside of graphs and may be nonzero."""
         if self.is_table:
             self.is_table = True
-
-    def _is_open(self):
-        """Return whether the gradient that is traced now, or given, may be that of a table."""
-        return self._on_host and (tf.executing_eagerly() or self.from_slices)
 
     def after_undo(self, undo):
         """Note in a graph that the residual may be nonzero again if the last step is undone.
@@ -76,53 +84,75 @@ class TableState:
         """
         state = self._state.read_value()
         return self._state.assign(
-            tf.where(undo & (state == _TABLE), tf.constant(_FOUND, tf.int64), state)
+            tf.where(undo & (state == _TABLE), _constant(_TABLE_WITH_RESIDUAL), state)
         )
 
-    def with_look(self, probe, gradient, from_slices):
+    def begin(self, from_slices):
+        """Begin to trace, or to reduce, a gradient.
+
+        Args:
+            from_slices: what :func:`is_from_slices` returned.
+        """
+        self.from_slices = from_slices
+        if not self._is_open():
+            self.share()
+
+    def share(self):
+        """Note that gradients are also sent in a way that leaves something in the residual."""
+        if not self._known_as_shared:
+            self._known_as_shared = True
+            with tf.init_scope():
+                self._is_shared.assign(True)
+
+    def _is_open(self):
+        """Return whether the gradient that is traced now, or given, may be that of a table."""
+        return self._on_host and (tf.executing_eagerly() or bool(self.from_slices))
+
+    def with_look(self, probe, gradient):
         """Return a probe with two more numbers, which tell the other ranks about a gradient.
 
         They are 1 if it looks like that of a table, and if it looks like that of another layer.
+        They are 0 if it looks like neither, and once the ranks have decided.
 
         Args:
             probe: the probe.
             gradient: the gradient, before it is encoded.
-            from_slices: what :func:`is_from_slices` returned.
         """
-        seen = self._look(gradient, from_slices)
+        self.probes = True
+        nothing = tf.zeros([2], tf.int64)
+        seen = nothing
+        if self._is_open():
+            state = self._state.read_value()
+            seen = tf.cond(
+                state <= _WAITING, lambda: self._look(gradient, state == _WAITING), lambda: nothing
+            )
         return tf.concat([probe, tf.cast(seen, probe.dtype)], axis=0)
 
-    def _look(self, gradient, from_slices):
-        """Return the two numbers, (2,) int64: zeros once the ranks have decided."""
-        self.probes, self.from_slices = True, from_slices
-        if not self._is_open():
-            return tf.constant([0, 1], tf.int64)
-        state = self._state.read_value()
-        return tf.cond(
-            state <= _WAITING,
-            lambda: self._look_at_rows(gradient, state == _WAITING, from_slices),
-            lambda: tf.zeros([2], tf.int64),
-        )
+    def _look(self, gradient, is_waiting):
+        """See :func:`deepreduce_hvd.adapters.embedding_tables.looks_like_table`.
 
-    def _look_at_rows(self, gradient, is_waiting, from_slices):
-        """See :func:`deepreduce_hvd.adapters.embedding_tables.looks_like_table`."""
-        used = tf.reduce_any(tf.not_equal(gradient, 0), axis=1)
-        count, rows = _count(used), tf.size(used, tf.int64)
-        few, many = 4 * count < rows, 4 * count >= 3 * rows
-        if not from_slices:
-            many = tf.logical_not(few)
-        changes = 3 * _count(used & ~self._used_before.read_value()) >= count
-        as_table = few | (~many & is_waiting & changes)
-        as_other = many | (~few & is_waiting & ~changes)
-        any_used = count > 0
+        Outside of graphs it is not known whether a gradient is made from slices. There, the first
+        gradient decides.
+        """
+        used = _used_rows(gradient)
+        count, rows = tf.math.count_nonzero(used), tf.size(used, tf.int64)
+        few, most = uses_few(count, rows), uses_most(count, rows)
+        if not self.from_slices:
+            most = ~few
+        new = tf.math.count_nonzero(used & ~self.used_before.read_value())
+        changed = has_changed(new, count)
+        as_table = few | (~most & is_waiting & changed)
+        as_other = most | (~few & is_waiting & ~changed)
+        # a step with NaN or Inf may be repeated with another loss scale
+        tells = (count > 0) & tf.reduce_all(tf.math.is_finite(gradient))
 
         def wait():
-            self._used_before.assign(used)
+            self.used_before.assign(used)
             self._state.assign(_WAITING)
             return True
 
-        tf.cond(any_used & ~as_table & ~as_other, wait, lambda: False)
-        return tf.cast(any_used & tf.stack([as_table, as_other]), tf.int64)
+        tf.cond(tells & ~as_table & ~as_other, wait, lambda: False)
+        return tf.cast(tells & tf.stack([as_table, as_other]), tf.int64)
 
     def decide(self, seen, scale):
         """Decide as all ranks do.
@@ -135,13 +165,21 @@ class TableState:
             return
         as_table, as_other = tf.unstack(tf.not_equal(seen, 0))
 
-        def note():
-            self._state.assign(tf.where(as_other, tf.constant(_OTHER, tf.int64), _FOUND))
+        def warn():
+            self._on_delay(self._name)
             return True
 
+        def note():
+            self._state.assign(tf.where(as_other, _constant(_OTHER), _TABLE_WITH_RESIDUAL))
+            return tf.cond(
+                as_table & as_other,
+                lambda: tf.ensure_shape(tf.numpy_function(warn, [], tf.bool), []),
+                lambda: True,
+            )
+
         with tf.control_dependencies([scale]):
-            is_open = self._state.read_value() <= _WAITING
-            tf.cond(is_open & (as_table | as_other), note, lambda: False)
+            is_undecided = self._state.read_value() <= _WAITING
+            tf.cond(is_undecided & (as_table | as_other), note, lambda: False)
 
     def encode(self, gradient, residual, encode, numbers):
         """Return the payload of a gradient, with the codec "rows" if it is that of a table.
@@ -157,33 +195,51 @@ class TableState:
             return encode(gradient, numbers, [residual])
         state = self._state.read_value()
 
-        def with_residual():
-            kept = tf.cast(tf.reshape(residual.read_value(), tf.shape(gradient)), gradient.dtype)
+        def whole():
+            # float16 has no room for the sum
+            wide = tf.cast(gradient, tf.float64 if gradient.dtype == tf.float64 else tf.float32)
+            kept = tf.cast(tf.reshape(residual.read_value(), tf.shape(gradient)), wide.dtype)
             with tf.control_dependencies([kept]):
                 residual.assign(tf.zeros_like(residual))
                 self._state.assign(_TABLE)
-            return gradient + kept
+            return encode(wide + kept, self._numbers, [])
 
         def rows():
-            complete = tf.cond(state == _FOUND, with_residual, lambda: tf.identity(gradient))
-            return encode(complete, self._numbers, [])
+            # NaN would take the residual with it
+            remembers = (state == _TABLE_WITH_RESIDUAL) | self._is_shared.read_value()
+            sends_it = tf.cond(
+                remembers,
+                lambda: tf.reduce_all(tf.math.is_finite(gradient)),
+                lambda: tf.constant(False),
+            )
+            return tf.cond(sends_it, whole, lambda: encode(gradient, self._numbers, []))
 
-        return tf.cond(state >= _FOUND, rows, lambda: encode(gradient, numbers, [residual]))
+        return tf.cond(
+            state >= _TABLE_WITH_RESIDUAL, rows, lambda: encode(gradient, numbers, [residual])
+        )
+
+    @property
+    def may_suit_momentum(self):
+        """Whether momentum may suit the variable, as far as tracing tells."""
+        return self._on_host and self.from_slices in (None, True)
 
     def momentum(self, momentum, dtype):
         """Return the momentum of a variable in this step: 0 unless it is or may be a table."""
-        if not self.from_slices:
+        if is_exported() or not self._is_open():
             return 0.0
-        keeps = tf.not_equal(self._state.read_value(), _OTHER)
+        state = self._state.read_value()
+        keeps = state >= _TABLE_WITH_RESIDUAL
+        if self.from_slices:
+            keeps |= state <= _WAITING
         return tf.cast(keeps, dtype) * tf.cast(momentum, dtype)
 
 
-def state_of(slot, compressor):
+def state_of(slot, compressor, on_delay):
     """Return the :class:`TableState` of a slot; None if its codec does not change."""
     in_graphs = tf.compat.v1.executing_eagerly_outside_functions()
     if slot.label not in compressor.table_candidates or not in_graphs:
         return None
-    return TableState(slot.shape[0], slot.home is None)
+    return TableState(slot.label, slot.shape[0], slot.home is None, on_delay)
 
 
 class TableWarnings:
@@ -205,15 +261,19 @@ class TableWarnings:
     def look_at(self, slot, gradient, from_slices):
         """Look at a gradient, if it is the variable's first one; in a graph, when the graph runs.
 
+        A variable that may get another codec has a state of its own, which is told.
+
         Args:
             slot: slot of the variable.
             gradient: its gradient, before it is encoded. Slices need no look: their rows are all
                 sent in each step.
             from_slices: what :func:`is_from_slices` returned.
         """
-        if self._warned or slot.home is not None or slot.table is not None:
+        if slot.table is not None:
+            slot.table.begin(from_slices)
             return
-        if embedding_tables.may_be(slot.shape, slot.policy):
+        is_delayed = slot.home is None and embedding_tables.may_be(slot.shape, slot.policy)
+        if is_delayed and not self._warned:
             with tf.device("CPU:0"):
                 self._look_at(slot, gradient, from_slices)
 
@@ -221,7 +281,7 @@ class TableWarnings:
         name, rows = slot.label, slot.shape[0]
         if tf.executing_eagerly():
             if name not in self._looked_at:
-                self._note(name, int(_used_rows(gradient)), rows)
+                self._note(name, int(tf.math.count_nonzero(_used_rows(gradient))), rows)
         elif tf.compat.v1.executing_eagerly_outside_functions() and from_slices:
             self._expected.add(name)
 
@@ -231,28 +291,39 @@ class TableWarnings:
 
             tf.cond(
                 tf.equal(slot.steps_taken.read_value(), 0),
-                lambda: tf.numpy_function(note, [_used_rows(gradient)], tf.int64),
+                lambda: tf.numpy_function(
+                    note, [tf.math.count_nonzero(_used_rows(gradient))], tf.int64
+                ),
                 lambda: tf.constant(0, tf.int64),
             )
 
     def _note(self, name, used, rows):
         self._looked_at.add(name)
         self._expected.discard(name)
-        if embedding_tables.is_table(used, rows):
+        if used and embedding_tables.uses_few(used, rows):
             self._found.append(name)
-        if self._found and not self._expected and not self._warned:
+        if self._found and not self._expected:
+            self._warn()
+
+    def warn_of(self, name):
+        """Warn of a table that ranks have seen in different ways."""
+        self._found.append(name)
+        self._warn()
+
+    def _warn(self):
+        if not self._warned:
             self._warned = True
             message = embedding_tables.warning(sorted(self._found), self._compressor())
             warnings.warn(f"deepreduce_hvd: {message}", stacklevel=2)
 
 
 def _used_rows(gradient):
-    """Return the number of rows of a gradient that are not zero, () int64."""
-    return _count(tf.reduce_any(tf.not_equal(gradient, 0), axis=1))
+    """Return which rows of a gradient are not zero, (rows,) bool."""
+    return tf.reduce_any(tf.not_equal(gradient, 0), axis=1)
 
 
-def _count(used):
-    return tf.math.count_nonzero(used)
+def _constant(state):
+    return tf.constant(state, tf.int64)
 
 
 def is_from_slices(gradient):
@@ -265,5 +336,6 @@ def is_from_slices(gradient):
         made_by = gradient.op
         if made_by.type not in _ELEMENT_WISE:
             return made_by.type == "UnsortedSegmentSum"
-        gradient = made_by.inputs[0]
+        # not a factor, which may be the first operand
+        gradient = max(made_by.inputs, key=lambda one: one.shape.rank or 0)
     return False

@@ -254,7 +254,9 @@ def _stepped_with_momentum(optimizer, compressor, reduced):
     for variable in known.by_name().values() if reduced is None else reduced:
         slot = known.slot_of(variable)
         policy = None if slot is None else compressor.policies[slot.label]
-        if policy is not None and policy.delays and not prepared(variable):
+        if policy is None or not policy.delays or prepared(variable):
+            continue
+        if slot.table is None or not slot.table.may_suit_momentum:
             delayed.append(policy)
     return delayed
 

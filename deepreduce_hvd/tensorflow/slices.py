@@ -88,6 +88,9 @@ def _reduce_slices(adapter, slices, slot, variable, op):
     if slot.home is not None:
         slot.move_to_host()
     slot.dtype = slices.dtype
+    if slot.table is not None:
+        slot.table.share()
+        slot.table.probes = False
     adapter.note_reduction(slot, AVERAGE if op == hvd.Average else SUM)
     collectives = adapter.collectives
     with tf.device("CPU:0"), tf.control_dependencies(agreed):

@@ -138,6 +138,7 @@ class Slot(tf.Module):
         slots without a memory, whose only array is the threshold.
         """
         parts = [*self.state, *self.copies, self.threshold.variable, self.payload.variable]
+        parts += [] if self.table is None else [self.table.used_before]
         # a tf.compat.v1 graph owns its variables
         if not isinstance(parts[-1].handle, EagerTensor):
             return
@@ -275,7 +276,7 @@ class Slot(tf.Module):
             self.elements, self.elements * self.dtype.size, sent_bytes, self.steps,
             self.encode_seconds, self.decode_seconds,
             path=path, payload=None if self.dense or payload.size == 0 else payload,
-            kept=read(self.state[0]) if keeps_everything else None,
+            kept=read(self.state[0]) if keeps_everything and not self.is_table else None,
             rounds=rounds, communicator=communicator, untimed_steps=self.untimed_steps,
         )  # fmt: skip
 

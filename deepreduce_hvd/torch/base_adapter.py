@@ -2,6 +2,8 @@
 
 import warnings
 
+import torch
+
 from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.adapters.base_adapter import BaseAdapter
 from deepreduce_hvd.planning.scheduler import Scheduler
@@ -58,8 +60,8 @@ class TorchAdapter(BaseAdapter):
         """Write the last step as a trace, as :meth:`Compressor.timeline`."""
         self.times.write(path, self.layout.plan)
 
-    def schedule_notes(self):
-        return [*super().schedule_notes(), *self.scheduler.notes()]
+    def notes(self):
+        return [*super().notes(), *self.scheduler.notes()]
 
     def load_state_dict(self, state):
         """Check a state, or the list of all ranks' states, and load it."""
@@ -94,11 +96,14 @@ class TorchAdapter(BaseAdapter):
 
         Returns:
             What :meth:`~deepreduce_hvd.adapters.embedding_tables.EmbeddingTables.note_rows`
-            returns; (False, False) if the gradient need not be looked at.
+            returns; (False, False) if the gradient need not be looked at, or has NaN or Inf: its
+            step may be repeated with another loss scale.
         """
         if not self.tables.expects(slot) or not gradient.numel():
             return False, False
         rows = gradient.detach().reshape(-1, slot.shape[1])
+        if not torch.isfinite(rows).all():
+            return False, False
         return self.tables.note_rows(slot, (rows != 0).any(dim=1).numpy(force=True))
 
     def warn_of_tables(self):

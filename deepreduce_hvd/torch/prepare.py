@@ -159,9 +159,9 @@ class _Prepared(_Optimizer):
     def _is_or_may_be_table(self, slot):
         """Return whether a parameter is an embedding table, or this is not known yet.
 
-        Then all of its gradients were zero, or only one was not and does not tell, except in a job
-        that exchanges none. The first step with momentum equals one without: bias correction undoes
-        the only factor.
+        It is not known as long as all gradients were zero, or only one was not. A job that
+        exchanges none never knows. A first step with momentum is the same as one without: Adam's
+        bias correction makes up for the factor of the gradient.
         """
         if slot.is_table is not None:
             return slot.is_table

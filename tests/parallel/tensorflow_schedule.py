@@ -77,7 +77,7 @@ def scenario_auto_measures_and_decides_alike(directory):
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert names == {"measured", "predicted"}, names
     assert all(event.get("dur", 0) >= 0 for event in events), events
-    notes = compressor.adapter.schedule_notes()
+    notes = compressor.adapter.notes()
     assert len(notes) == 2 and "Measured steps: " in notes[1], notes
 
 
@@ -179,9 +179,7 @@ def scenario_nothing_to_measure(directory):
     for number in range(15):
         step(coefficients(number, network))
     assert compressor.plan is None
-    assert compressor.adapter.schedule_notes() == [
-        "Schedule: no plan, because no gradient is compressed."
-    ]
+    assert compressor.adapter.notes() == ["Schedule: no plan, because no gradient is compressed."]
 
 
 def scenario_accumulated_gradients(directory):

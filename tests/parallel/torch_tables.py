@@ -380,6 +380,26 @@ def scenario_half_of_the_rows_in_a_step_are_a_table_if_they_change(directory):
             assert entry["is_table"] is (is_table if codec is None else None), (shift, has_bias)
 
 
+def scenario_a_gradient_with_nan_tells_nothing(directory):
+    """With loss scaling, its step may be made again with the same batch."""
+    network = _Model(1)
+    compressor = dr.Compressor(parameters=network.named_parameters())
+    weight = network.table[0].weight
+    for factor in (np.nan, 1.0, 1.0):
+        network.zero_grad()
+        (network.table[0](torch.arange(180)).sum() * factor).backward()
+        hvd.allreduce(weight.grad, compression=compressor)
+        entry = compressor.state_dict()["parameters"]["table.0.weight"]
+    assert entry["is_table"] is False  # the second of two finite gradients has the same rows
+    compressor = dr.Compressor(parameters=network.named_parameters())
+    for factor, first in ((np.nan, 0), (1.0, 0), (1.0, 150)):
+        network.zero_grad()
+        (network.table[0](torch.arange(first, first + 180)).sum() * factor).backward()
+        hvd.allreduce(weight.grad, compression=compressor)
+    entry = compressor.state_dict()["parameters"]["table.0.weight"]
+    assert entry["is_table"] is True
+
+
 def scenario_an_error_in_the_look_at_a_gradient_is_told_to_all_ranks(directory):
     network = _Model(1)
     compressor = dr.Compressor(parameters=network.named_parameters())

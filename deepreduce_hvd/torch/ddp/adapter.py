@@ -211,6 +211,10 @@ class DdpAdapter(DistributedAdapter):
             self._at_last_bucket(backward_pass)
         return job.future
 
+    def look_for_table(self, slot, gradient):
+        """Look at a gradient if this pass has made it; a bucket may have one of an earlier pass."""
+        return super().look_for_table(slot, gradient) if slot.made else (False, False)
+
     def _new_job(self, backward_pass, buffer):
         if not self.device_path.takes(buffer):
             return BucketJob(self, backward_pass, buffer)

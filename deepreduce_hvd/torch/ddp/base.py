@@ -271,7 +271,8 @@ class DistributedAdapter(TorchAdapter):
 
         Args:
             optimizer: an optimizer that is about to step. Those of its parameters that are
-                trained count as checked then.
+                trained count as checked then, unless it is not known yet whether they are
+                embedding tables.
 
         Returns:
             Whether all parameters are checked.
@@ -282,15 +283,15 @@ class DistributedAdapter(TorchAdapter):
             for one in group["params"]
             if id(one) in self._unstepped and one.requires_grad
         }
-        if stepped:
-            waiting = filter(self.tables.waits_for_another, self.slots.values())
-            self._unstepped -= stepped - {id(slot.parameter) for slot in waiting}
+        if self.alone:
+            self._unstepped -= stepped
+        elif stepped:
+            undecided = filter(self.tables.is_undecided, self.slots.values())
+            stepped -= {id(slot.parameter) for slot in undecided}
+        if stepped and not self.alone:
+            self._unstepped -= stepped
             when = "before you create a learning rate scheduler"
-            message = (
-                None
-                if self.alone
-                else momentum_warning(optimizer, self.compressor, when, self.tables.is_undecided)
-            )
+            message = momentum_warning(optimizer, self.compressor, when, self.tables.is_undecided)
             if message is not None:
                 self._warn_once("momentum", message, stacklevel=5)  # at the call of step
         return not self._unstepped
