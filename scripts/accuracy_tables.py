@@ -158,13 +158,15 @@ def small_tensors_table(rows):
 def candidates_table(rows, ranks):
     """Compare candidates with uncompressed training, with seed 0, one column per task.
 
-    Those with a table of their own are left out.
+    Those with a table of their own are left out, and so is the task that has only such ones.
     """
     others = {"none", *DEEP_REDUCE, *CHOICES} - {"large tensors", "raw values"}
     rows = [
         row
         for row in rows
-        if row["ranks"] == ranks and row["batch_factor"] == 1 and row["candidate"] not in others
+        if (row["ranks"], row["batch_factor"]) == (ranks, 1)
+        and row["candidate"] not in others
+        and row["task"] != "adagrad-ncf"
     ]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     found = {(row["candidate"], row["task"]): row for row in rows}
@@ -248,20 +250,24 @@ def many_seeds_table(rows):
 
 
 def embedding_tables_table(rows):
-    """Compare ways to send the embedding tables of the recommender with uncompressed training."""
+    """Compare ways to send the embedding tables of the recommenders with uncompressed training."""
     lines = [
         (
-            "| compression | ranks | difference | standard error | not worse: p | equivalent: p |"
+            "| task, ranks | compression | difference | standard error | not worse: p | equivalent: p |"
             " bytes per step | seeds |"
         ),
-        "|---|" + "---:|" * 7,
+        "|---|---|" + "---:|" * 6,
     ]
-    rows = [row for row in rows if row["task"] == "ncf" and row["candidate"] in EMBEDDING_TABLES]
-    order = list(EMBEDDING_TABLES)
-    for row in sorted(rows, key=lambda row: (row["ranks"], order.index(row["candidate"]))):
+    tasks, order = ("ncf", "adagrad-ncf"), list(EMBEDDING_TABLES)
+    rows = [row for row in rows if row["task"] in tasks and row["candidate"] in order]
+    for row in sorted(
+        rows,
+        key=lambda row: (tasks.index(row["task"]), row["ranks"], order.index(row["candidate"])),
+    ):
         gains = list(row.get("gains", {}).values())
         if len(gains) >= 5:
-            what = f"{EMBEDDING_TABLES[row['candidate']]} | {row['ranks']} | {row['gain']:+.4f}"
+            place = f"{row['task']}, {row['ranks']}"
+            what = f"{place} | {EMBEDDING_TABLES[row['candidate']]} | {row['gain']:+.4f}"
             tests = f"{_p(row['p_not_worse'])} | {_p(row['p'])}"
             size = f"{row['bytes_per_step']:,.0f}"
             lines.append(f"| {what} | {_error(gains)} | {tests} | {size} | {len(gains)} |")
