@@ -193,11 +193,11 @@ def main():
     status = launch(__file__, options.processes, sys.argv[1:])
     if status == 0:
         print(
-            f"\n{'compression':<20}{'hit rate@10':>12}{'bytes per step':>16}{'of dense':>10}{'ms per step':>11}"
+            f"\n{'compression':<20}{'hit rate@10':>12}{'bytes per step':>16}{'of dense':>10}{'ms per step':>13}"
         )
         for row in json.loads(options.output.read_text())["rows"]:
             print(
-                f"{row['name']:<20}{row['hit_rate_at_10']:>12.4f}{row['bytes_per_step']:>16,.0f}{row['share_of_dense']:>10.4f}{1e3 * row['seconds_per_step']:>11.1f}"
+                f"{row['name']:<20}{row['hit_rate_at_10']:>12.4f}{row['bytes_per_step']:>16,.0f}{row['share_of_dense']:>10.4f}{1e3 * row['seconds_per_step']:>13.1f}"
             )
     return status
 
