@@ -22,7 +22,7 @@ from deepreduce_hvd.tensorflow.auto_schedule import AutoSchedule, lasting_layout
 from deepreduce_hvd.tensorflow.closed import ClosedTensorFlowAdapter
 from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
-from deepreduce_hvd.tensorflow.embedding_tables import TableWarnings, is_from_slices, state_of
+from deepreduce_hvd.tensorflow.embedding_tables import EmbeddingTables
 from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
 from deepreduce_hvd.tensorflow.graph import is_elastic, is_exported, refuse_xla
 from deepreduce_hvd.tensorflow.groups import GradientGroup, Pending
@@ -79,7 +79,7 @@ class Adapter(BaseAdapter):
         self.host_path = HostPath(compressor)
         self.collectives = Collectives(compressor, self.process_set)
         self.void_steps = VoidSteps(compressor.loss_scale)
-        self._table_warnings = TableWarnings(compressor)
+        self._tables = EmbeddingTables(compressor)
         with tf.init_scope(), tf.device("CPU:0"):
             self.slots = {name: self._make_slot(name, parameter) for name, parameter in named}
             # policy -> its CodecNumbers
@@ -128,7 +128,7 @@ class Adapter(BaseAdapter):
         )  # fmt: skip
         if self.compressor.schedule == "auto" and not slot.dense:
             slot.choice = Choice(slot)
-        slot.table = state_of(slot, self.compressor, self._table_warnings.warn_of)
+        slot.table = self._tables.state_of(slot)
         return slot
 
     # --- plans ---
@@ -214,12 +214,13 @@ class Adapter(BaseAdapter):
             tensor, tuple(self.slots.values()) if slots is None else slots
         )
         slot.dtype = tensor.dtype
+        self._tables.begin(slot, tensor)
         with tf.control_dependencies(agreed):
             # the identity makes the gradient wait; the later cast of a dense one may be a no-op
             gradient = tf.identity(tensor) if agreed else tensor
-            return self._begin(slot, gradient, variable, is_from_slices(tensor))
+            return self._begin(slot, gradient, variable)
 
-    def _begin(self, slot, tensor, variable, from_slices):
+    def _begin(self, slot, tensor, variable):
         """Build what Horovod reduces for a gradient: the gradient itself, or a probe."""
         if tf.executing_eagerly() and begins_call(tensor):
             self._groups = {}  # what is in them is of calls that failed
@@ -237,7 +238,7 @@ class Adapter(BaseAdapter):
             with tf.control_dependencies(begun):
                 reduced = tf.cast(tensor, sent_dtype(tensor.dtype, slot.policy.way))
                 return reduced, Pending(slot, tensor, None, 0)
-        self._table_warnings.look_at(slot, tensor, from_slices)
+        self._tables.look_at(slot, tensor)
         self._warn_of_momentum()
         if self.auto is not None and slot.choice is not None:
             return self.auto.begin(slot, tensor, begun)

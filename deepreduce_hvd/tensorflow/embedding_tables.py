@@ -234,18 +234,11 @@ class TableState:
         return tf.cast(keeps, dtype) * tf.cast(momentum, dtype)
 
 
-def state_of(slot, compressor, on_delay):
-    """Return the :class:`TableState` of a slot; None if its codec does not change."""
-    in_graphs = tf.compat.v1.executing_eagerly_outside_functions()
-    if slot.label not in compressor.table_candidates or not in_graphs:
-        return None
-    return TableState(slot.label, slot.shape[0], slot.home is None, on_delay)
+class EmbeddingTables:
+    """The embedding tables among the variables of one compressor.
 
-
-class TableWarnings:
-    """The warnings about tables that keep their codec, as their first gradients show.
-
-    One warning names those of a graph. Eagerly, it names the first one.
+    Those with the default codec have a :class:`TableState`. A warning names the others: one warning
+    for those of a graph; eagerly, for the first one.
 
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
@@ -253,36 +246,49 @@ class TableWarnings:
 
     def __init__(self, compressor):
         self._compressor = weakref.ref(compressor)  # graphs refer to this object
+        self._from_slices = False  # whether a graph makes the gradient from slices
         self._looked_at = set()  # names of variables whose first gradient is known
         self._expected = set()  # names of variables in graphs whose first gradient is not
         self._found = []
         self._warned = False
 
-    def look_at(self, slot, gradient, from_slices):
-        """Look at a gradient, if it is the variable's first one; in a graph, when the graph runs.
+    def state_of(self, slot):
+        """Return a new :class:`TableState` for a slot; None if its codec does not change."""
+        in_graphs = tf.compat.v1.executing_eagerly_outside_functions()
+        if slot.label not in self._compressor().table_candidates or not in_graphs:
+            return None
+        return TableState(slot.label, slot.shape[0], slot.home is None, self._warn_of)
 
-        A variable that may get another codec has a state of its own, which is told.
+    def begin(self, slot, gradient):
+        """Note where a gradient comes from.
 
         Args:
             slot: slot of the variable.
+            gradient: its gradient, as Horovod passes it.
+        """
+        self._from_slices = is_from_slices(gradient)
+        if slot.table is not None:
+            slot.table.begin(self._from_slices)
+
+    def look_at(self, slot, gradient):
+        """Look at the first gradient of a variable whose codec stays; in a graph, when it runs.
+
+        Args:
+            slot: slot of the variable, which has begun.
             gradient: its gradient, before it is encoded. Slices need no look: their rows are all
                 sent in each step.
-            from_slices: what :func:`is_from_slices` returned.
         """
-        if slot.table is not None:
-            slot.table.begin(from_slices)
-            return
-        is_delayed = slot.home is None and embedding_tables.may_be(slot.shape, slot.policy)
-        if is_delayed and not self._warned:
+        may_be = slot.table is None and embedding_tables.may_be(slot.shape, slot.policy)
+        if may_be and slot.home is None and not self._warned:
             with tf.device("CPU:0"):
-                self._look_at(slot, gradient, from_slices)
+                self._look_at(slot, gradient)
 
-    def _look_at(self, slot, gradient, from_slices):
+    def _look_at(self, slot, gradient):
         name, rows = slot.label, slot.shape[0]
         if tf.executing_eagerly():
             if name not in self._looked_at:
                 self._note(name, int(tf.math.count_nonzero(_used_rows(gradient))), rows)
-        elif tf.compat.v1.executing_eagerly_outside_functions() and from_slices:
+        elif tf.compat.v1.executing_eagerly_outside_functions() and self._from_slices:
             self._expected.add(name)
 
             def note(used):
@@ -305,7 +311,7 @@ class TableWarnings:
         if self._found and not self._expected:
             self._warn()
 
-    def warn_of(self, name):
+    def _warn_of(self, name):
         """Warn of a table that ranks have seen in different ways."""
         self._found.append(name)
         self._warn()
