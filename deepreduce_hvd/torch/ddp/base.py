@@ -283,13 +283,11 @@ class DistributedAdapter(TorchAdapter):
             for one in group["params"]
             if id(one) in self._unstepped and one.requires_grad
         }
-        if self.alone:
-            self._unstepped -= stepped
-        elif stepped:
+        if stepped and not self.alone:
             undecided = filter(self.tables.is_undecided, self.slots.values())
             stepped -= {id(slot.parameter) for slot in undecided}
+        self._unstepped -= stepped
         if stepped and not self.alone:
-            self._unstepped -= stepped
             when = "before you create a learning rate scheduler"
             message = momentum_warning(optimizer, self.compressor, when, self.tables.is_undecided)
             if message is not None:
