@@ -57,7 +57,7 @@ def print_rows(seconds, before, adapter, scheduler):
         print("ROW " + json.dumps({
             "row": name, "seconds": statistics.median(own), "fastest": min(own),
             "slowest": max(own), "steps": len(own), "steps_to_decide": before if chooses else None,
-            "chosen": adapter.schedule_notes()[0] if chooses else "",
+            "chosen": adapter.notes()[0] if chooses else "",
             "trials": [
                 {"rule": trial.rule, "predicted": trial.predicted, "measured": trial.measured}
                 for trial in (scheduler.trials if chooses else [])

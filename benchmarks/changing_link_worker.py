@@ -47,13 +47,13 @@ def main():
     auto.adapter.scheduler.step_ends = watch
     for _ in range(_BEFORE):
         step()
-    say(event="decided", steps=before, chosen=auto.adapter.schedule_notes()[0])
+    say(event="decided", steps=before, chosen=auto.adapter.notes()[0])
     for number in range(_AFTER + _MOST_MORE):
         if number >= _AFTER and has_decided(auto):
             break
         step()
     auto.adapter.scheduler.step_ends = lambda *_: None
-    say(event="changed", chosen=auto.adapter.schedule_notes()[0])
+    say(event="changed", chosen=auto.adapter.notes()[0])
 
     replay.optimized("none", lambda named: hvd.Compression.none)
     replay.optimized("fp16", lambda named: hvd.Compression.fp16)

@@ -363,7 +363,7 @@ def main(network, seconds):
             }
             if name == "auto"
             else {},
-            "chosen": " ".join(auto.adapter.schedule_notes()[:1]) if name == "auto" else "",
+            "chosen": " ".join(auto.adapter.notes()[:1]) if name == "auto" else "",
             "trials": [trial._asdict() for trial in auto.adapter.scheduler.trials] if name == "auto" else [],
         }), flush=True)  # fmt: skip
 

@@ -168,7 +168,7 @@ def main(name, turns, examples):
             },
             "parameters": sum(one.numel() for one in trained[row][0].parameters()),
             "steps_to_decide": before if adapter else None,
-            "chosen": adapter.schedule_notes()[0] if adapter else "",
+            "chosen": adapter.notes()[0] if adapter else "",
         }), flush=True)  # fmt: skip
 
 
