@@ -246,6 +246,7 @@ class EmbeddingTables:
 
     def __init__(self, compressor):
         self._compressor = weakref.ref(compressor)  # graphs refer to this object
+        self._candidates = compressor.table_candidates
         self._from_slices = False  # whether a graph makes the gradient from slices
         self._looked_at = set()  # names of variables whose first gradient is known
         self._expected = set()  # names of variables in graphs whose first gradient is not
@@ -255,7 +256,7 @@ class EmbeddingTables:
     def state_of(self, slot):
         """Return a new :class:`TableState` for a slot; None if its codec does not change."""
         in_graphs = tf.compat.v1.executing_eagerly_outside_functions()
-        if slot.label not in self._compressor().table_candidates or not in_graphs:
+        if slot.label not in self._candidates or not in_graphs:
             return None
         return TableState(slot.label, slot.shape[0], slot.home is None, self._warn_of)
 

@@ -17,6 +17,7 @@ import tensorflow_keras
 import tensorflow_refusals
 import tensorflow_several
 import tensorflow_states
+import tensorflow_table_gradients
 import tensorflow_tables
 import tensorflow_variables
 from codecs_table import INDEX_WITH_MEMORY as INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
@@ -355,6 +356,7 @@ if __name__ == "__main__":
             **vars(tensorflow_refusals),
             **vars(tensorflow_keras),
             **vars(tensorflow_tables),
+            **vars(tensorflow_table_gradients),
         },
         sys.argv[1],
     )

@@ -8,19 +8,18 @@ import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
+from table_programs import COLUMNS, ROWS, decided_at, used_rows
 from tensorflow_tools import assert_equal_everywhere
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.adapters.embedding_tables import names_of
 from deepreduce_hvd.planning.policies import rows_codec
 
-_ROWS, _COLUMNS = 400, 8
 
-
-def _model(tables):
+def model(tables):
     """Return [(name, variable)] of tables, and of a kernel that uses most of its rows."""
     draw = np.random.default_rng(0)
-    shape = (_ROWS, _COLUMNS)
+    shape = (ROWS, COLUMNS)
     return [
         (name, tf.Variable(draw.standard_normal(shape), dtype=tf.float32, name=name))
         for name in [*(f"table{number}" for number in range(tables)), "kernel"]
@@ -68,51 +67,13 @@ def _warnings_of(named, compressor, steps, how):
     return [str(one.message) for one in caught if "embedding table" in str(one.message)]
 
 
-def _used_rows(draw, tables):
-    """Return {rank: rows of each table} of one step; all ranks draw the same ones."""
-    counts = [draw.choice((0, 1, 7, 99, 100, 150, 250, 299, 300, 400)) for _ in range(tables)]
-    return {
-        rank: [
-            np.array(
-                draw.sample(
-                    range(draw.choice((count, 300, _ROWS)) if count < 300 else _ROWS),
-                    count if draw.random() < 0.8 else 0,
-                ),
-                np.int64,
-            )
-            for count in counts
-        ]
-        for rank in range(hvd.size())
-    }
-
-
-def _decided_at(programs, table):
-    """Return (step, from 1; whether it is a table) of the step that decides, or None."""
-    first_rows: dict[int, set] = {}
-    for number, step in enumerate(programs, 1):
-        says = []
-        for rank, used in step.items():
-            rows = set(used[table].tolist())
-            if 0 < len(rows) < 100:
-                says.append(True)
-            elif len(rows) >= 300:
-                says.append(False)
-            elif rows and rank in first_rows:
-                says.append(3 * len(rows - first_rows[rank]) >= len(rows))
-            elif rows:
-                first_rows[rank] = rows
-        if says:
-            return number, all(says)
-    return None
-
-
 def scenario_tables_get_the_codec_rows(directory):
     """Random programs: when tables are found, what is sent then, and that nothing is lost."""
     draw, found, late = random.Random(5), 0, set()
     for seed in range(12):
-        programs = [_used_rows(draw, 2) for _ in range(5)]
-        decided = [_decided_at(programs, number) for number in range(2)]
-        named = _model(2)
+        programs = [used_rows(draw, 2, hvd.size()) for _ in range(5)]
+        decided = [decided_at(programs, number) for number in range(2)]
+        named = model(2)
         variables = [variable for _, variable in named]
         compressor = dr.Compressor(parameters=named, seed=seed)
 
@@ -178,7 +139,7 @@ def scenario_tables_keep_the_beta_of_a_prepared_optimizer(directory):
         (False, "Adamax", 0.9, tf.float32),
         (False, "SGD", 0.0, tf.float32),
     ):
-        named = [(name, tf.Variable(tf.cast(one, dtype), name=name)) for name, one in _model(2)]
+        named = [(name, tf.Variable(tf.cast(one, dtype), name=name)) for name, one in model(2)]
         variables = [variable for _, variable in named]
         references = [tf.Variable(one) for one in variables]
         compressor = dr.Compressor(parameters=named)
@@ -203,7 +164,7 @@ def scenario_tables_keep_the_beta_of_a_prepared_optimizer(directory):
 
         used = 180 if half else 40
         for number in range(5):
-            rows = (tf.range(used, dtype=tf.int64) + 90 * number + hvd.rank()) % _ROWS
+            rows = (tf.range(used, dtype=tf.int64) + 90 * number + hvd.rank()) % ROWS
             # the second variable uses the same rows in each step, too many for a table
             results = step(rows, tf.range(350, dtype=tf.int64))
             for one, reference, result in zip(expected, references, results):
@@ -218,7 +179,7 @@ def scenario_void_steps_and_loss_scales_change_nothing_else(directory):
     """A void step follows each step, also the one that would send the residual of a new table."""
     trained = []
     for scaled in (False, True):
-        named = _model(2)
+        named = model(2)
         variables = [variable for _, variable in named]
         scale = tf.Variable(1.0)
         options = {"loss_scale": lambda scale=scale: scale} if scaled else {}
@@ -247,160 +208,6 @@ def scenario_void_steps_and_loss_scales_change_nothing_else(directory):
     np.testing.assert_array_equal(*trained)
 
 
-def _tape_step(variable, compressor, reduces=None):
-    """Return a function of (rows, factor) that reduces the gradient of one table."""
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([])])
-    def step(rows, factor):
-        with tf.GradientTape() as tape:
-            used = tf.gather(variable, rows)
-            value = tf.reduce_sum(used**2 + used) * tf.cast(factor, variable.dtype)
-        if reduces is not None:
-            return reduces(tape.gradient(value, [variable]))
-        tape = hvd.DistributedGradientTape(tape, compression=compressor, sparse_as_dense=True)
-        return tape.gradient(value, [variable])[0]
-
-    return step
-
-
-def _residual(compressor):
-    (entry,) = compressor.state_dict()["parameters"].values()
-    return np.abs(entry["memory"]["residual"]).sum()
-
-
-def scenario_nothing_of_a_table_is_lost_on_other_ways(directory):
-    """A gradient that is not made from slices, slices, and NaN."""
-    table = _model(1)[0][1]
-    rows = tf.range(40, dtype=tf.int64)
-    for way in ("dense", "slices", "NaN"):
-        compressor = dr.Compressor(parameters=[("table", table)])
-        step = _tape_step(table, compressor)
-
-        def reduces(gradients, way=way, compressor=compressor):
-            if way == "dense":
-                gradients = [tf.convert_to_tensor(gradients[0]) + tf.ones_like(table)]
-            reduce = dr.tensorflow.allreduce_gradients
-            return reduce(gradients, [table], compression=compressor)
-
-        other = step if way == "NaN" else _tape_step(table, compressor, reduces)
-        step(rows, 1.0)
-        before = _residual(compressor)
-        assert before > 0 and names_of(compressor.adapter.slots) == ["table"]
-        other(rows, np.nan if way == "NaN" else 1.0)
-        assert (_residual(compressor) == before) == (way == "NaN"), way
-        step(rows, 1.0)
-        assert _residual(compressor) == 0, way
-        compressor.close()
-
-
-def scenario_residuals_of_float16_tables_are_added_in_float32(directory):
-    """The sum of a rank is above 65,504, the mean of all ranks is not."""
-    table = tf.Variable(tf.zeros([_ROWS, _COLUMNS], tf.float16))
-    compressor = dr.Compressor(parameters=[("table", table)])
-    step, rows = _tape_step(table, compressor), tf.range(80, dtype=tf.int64)
-    factor = 40_000.0 if hvd.rank() == 0 else 0.0
-    total = sum(tf.cast(step(rows, factor), tf.float32).numpy() for _ in range(2))
-    assert np.isfinite(total).all() and total[80:].sum() == 0
-    np.testing.assert_allclose(total[:80].sum(), 2 * 40_000 / hvd.size() * 80 * _COLUMNS, rtol=1e-2)
-    compressor.close()
-
-
-def scenario_tables_that_ranks_see_in_other_ways_are_named(directory):
-    table = _model(1)[0][1]
-    compressor = dr.Compressor(parameters=[("table", table)])
-    step = _tape_step(table, compressor)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            step(tf.range(350 if hvd.rank() else 20, dtype=tf.int64), 1.0)
-    (said,) = [str(one.message) for one in caught if "embedding table" in str(one.message)]
-    assert '"table": "rows"' in said and names_of(compressor.adapter.slots) == []
-    compressor.close()
-
-
-def scenario_a_factor_may_stand_before_or_after_a_gradient(directory):
-    for product in (lambda one: 0.5 * one, lambda one: one * tf.constant(0.5)):
-        table = _model(1)[0][1]
-        compressor = dr.Compressor(parameters=[("table", table)])
-
-        def reduces(gradients, product=product, compressor=compressor, table=table):
-            found = [product(tf.convert_to_tensor(gradients[0]))]
-            return dr.tensorflow.allreduce_gradients(found, [table], compression=compressor)
-
-        _tape_step(table, compressor, reduces)(tf.range(9, dtype=tf.int64), 1.0)
-        assert names_of(compressor.adapter.slots) == ["table"]
-        compressor.close()
-
-
-def scenario_momentum_outside_of_graphs_and_on_a_gpu(directory):
-    """A table that is compressed on a GPU keeps the default codec, so it has no momentum."""
-    for on_gpu in (False, True):
-        table, references = _model(1)[0][1], _model(1)
-        compressor = dr.Compressor(parameters=[("table", table)])
-        if on_gpu:
-            compressor.adapter.slots["table"].table._on_host = False
-        optimizer = tf.keras.optimizers.Adam(0.01)
-        dr.prepare(optimizer, compressor)
-        expected = tf.keras.optimizers.Adam(0.01, beta_1=0.0 if on_gpu else 0.9)
-        reference = references[0][1]
-        view = compressor.bound_to([table])
-        for number in range(4):
-            gradient = tf.tensor_scatter_nd_add(
-                tf.zeros([_ROWS, _COLUMNS]), [[number], [number + 1]], tf.ones([2, _COLUMNS])
-            )
-            result = hvd.allreduce(gradient, compression=view)
-            optimizer.apply_gradients([(result, table)])
-            expected.apply_gradients([(result, reference)])
-            tf.debugging.assert_near(table, reference, rtol=1e-4, atol=1e-6)
-        assert names_of(compressor.adapter.slots) == ([] if on_gpu else ["table"])
-        compressor.close()
-
-
-def scenario_a_prepared_step_of_a_table_is_exported(directory):
-    """One rank alone saves it, and nobody trains with the saved function."""
-    named = _model(1)[:1]
-
-    class Training(tf.Module):
-        def __init__(self):
-            self.table = named[0][1]
-            self.compressor = dr.Compressor(parameters=named)
-            self.optimizer = tf.keras.optimizers.Adam(0.01)
-            dr.prepare(self.optimizer, self.compressor)
-
-        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
-        def step(self, rows):
-            with tf.GradientTape() as tape:
-                value = tf.reduce_sum(tf.gather(self.table, rows))
-            tape = hvd.DistributedGradientTape(
-                tape, compression=self.compressor, sparse_as_dense=True
-            )
-            self.optimizer.apply_gradients(zip(tape.gradient(value, [self.table]), [self.table]))
-
-    training = Training()
-    for number in range(2):
-        training.step(tf.range(number, 9, dtype=tf.int64))
-    assert names_of(training.compressor.adapter.slots) == ["table0"]
-    if hvd.rank() == 0:
-        tf.saved_model.save(training, f"{directory}/table")
-    training.compressor.close()
-
-
-def scenario_momentum_of_tables_needs_no_warning(directory):
-    network = tf.keras.Sequential([tf.keras.layers.Embedding(_ROWS, _COLUMNS)])
-    network.build([None, 4])
-    compressor = dr.Compressor(parameters=network.trainable_variables)
-    optimizer = hvd_keras.DistributedOptimizer(
-        tf.keras.optimizers.Adam(0.01), compression=compressor, sparse_as_dense=True
-    )
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        network.compile(optimizer, loss="mse")
-        network.fit(np.arange(32).reshape(8, 4), np.zeros([8, 4, _COLUMNS]), verbose=0)
-    assert not [str(one.message) for one in caught if "beta_1" in str(one.message)]
-    assert compressor.stats()[network.trainable_variables[0].name]["relative_error"] is None
-    compressor.close()
-
-
 def scenario_a_checkpoint_knows_the_tables(directory):
     """A restored job goes on bit for bit, also where the next gradient looks otherwise."""
 
@@ -408,7 +215,7 @@ def scenario_a_checkpoint_knows_the_tables(directory):
         rows = [[np.arange(count) + hvd.rank(), np.arange(350)] for count in steps]
         assert not _warnings_of(named, compressor, rows, "dense")
 
-    named, copies = _model(2), _model(2)
+    named, copies = model(2), model(2)
     compressor = dr.Compressor(parameters=named)
     trained(named, compressor, [9, 30])
     path = tf.train.Checkpoint(state=compressor.trackable).write(
@@ -427,31 +234,12 @@ def scenario_a_checkpoint_knows_the_tables(directory):
     other.close()
 
 
-def scenario_tables_of_single_gradients(directory):
-    """Outside of graphs, it is not known that slices were made dense."""
-    for used, is_table in ((9, True), (99, True), (100, False), (150, False), (400, False)):
-        named = _model(1)
-        compressor = dr.Compressor(parameters=named)
-        for step in range(3):
-            rows = tf.range(used * step, used * (step + 1)) % _ROWS
-            gradient = tf.tensor_scatter_nd_add(
-                tf.zeros([_ROWS, _COLUMNS]), rows[:, None], tf.ones([used, _COLUMNS])
-            )
-            view = compressor.bound_to([named[0][1]])
-            result = hvd.allreduce(gradient, compression=view)
-            known = compressor.state_dict()["parameters"]["table0"]["is_table"]
-            assert known is is_table, (used, step, known)
-        if is_table:
-            tf.debugging.assert_near(result, gradient)
-        compressor.close()
-
-
 def scenario_tables_are_named_in_one_warning(directory):
     """These are variables whose first gradient is zero in more than three quarters of the rows."""
     draw = random.Random(3)
     for how in ("dense", "eager") * 3:
         used = [draw.choice((1, 7, 99, 100, 400)) for _ in range(3)]
-        named = _model(len(used))
+        named = model(len(used))
         steps = [[np.arange(count) for count in used]] * 3
         compressor = dr.Compressor(dr.recommended_codec(), parameters=named)
         said = _warnings_of(named, compressor, steps, how)
@@ -472,7 +260,7 @@ def _fit_with_a_table(codec):
     tf.keras.utils.set_random_seed(3)
     network = tf.keras.Sequential(
         [
-            tf.keras.layers.Embedding(_ROWS, 32, input_length=4),
+            tf.keras.layers.Embedding(ROWS, 32, input_length=4),
             tf.keras.layers.Flatten(),
             tf.keras.layers.Dense(32, use_bias=False),
         ]
@@ -506,7 +294,7 @@ def scenario_tables_that_are_not_delayed_need_no_warning(directory):
         (None, dr.NoMemory(), "dense"),
         (None, None, "slices"),
     ):
-        named = _model(1)
+        named = model(1)
         compressor = dr.Compressor(
             {"table*": codec}, memory and {"table*": memory}, parameters=named
         )
@@ -514,7 +302,7 @@ def scenario_tables_that_are_not_delayed_need_no_warning(directory):
 
 
 def scenario_a_later_step_of_a_restored_job_is_not_looked_at(directory):
-    named, codec = _model(1), dr.recommended_codec()
+    named, codec = model(1), dr.recommended_codec()
     compressor = dr.Compressor(codec, parameters=named)
     assert _warnings_of(named, compressor, [[np.arange(9)]], "dense")
     other = dr.Compressor(codec, parameters=named)

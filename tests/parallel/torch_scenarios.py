@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch_refusals
 import torch_states
+import torch_table_warnings
 import torch_tables
 from codecs_table import INDEX_WITH_MEMORY as INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
 from scenario_runner import sample
@@ -396,5 +397,5 @@ def scenario_prepared_optimizers(directory):
 if __name__ == "__main__":
     hvd.init()
     torch.set_num_threads(1)
-    parts = torch_states, torch_refusals, torch_tables
+    parts = torch_states, torch_refusals, torch_tables, torch_table_warnings
     run_all({**globals(), **{k: v for part in parts for k, v in vars(part).items()}}, sys.argv[1])

@@ -9,6 +9,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 from scenario_runner import refused
+from table_programs import COLUMNS, ROWS, decided_at, used_rows
 from torch_tools import assert_equal_everywhere
 from virtual_ranks import VirtualRanks
 
@@ -16,17 +17,15 @@ import deepreduce_hvd as dr
 from deepreduce_hvd.adapters.embedding_tables import names_of
 from deepreduce_hvd.planning.policies import rows_codec
 
-_ROWS, _COLUMNS = 400, 8
 
-
-class _Model(torch.nn.Module):
+class Model(torch.nn.Module):
     """Some tables, and a layer of the same shape, which uses all of its rows."""
 
     def __init__(self, tables):
         super().__init__()
         torch.manual_seed(0)
-        self.table = torch.nn.ModuleList(torch.nn.Embedding(_ROWS, _COLUMNS) for _ in range(tables))
-        self.layer = torch.nn.Linear(_COLUMNS, _ROWS)
+        self.table = torch.nn.ModuleList(torch.nn.Embedding(ROWS, COLUMNS) for _ in range(tables))
+        self.layer = torch.nn.Linear(COLUMNS, ROWS)
 
     def forward(self, rows):
         """Return a loss that uses ``rows``, one array for each table."""
@@ -34,7 +33,7 @@ class _Model(torch.nn.Module):
         return sum((self.layer(one).pow(2) + 1).sum() for one in found)
 
 
-def _warnings_of(network, compressor, steps, **options):
+def warnings_of(network, compressor, steps, **options):
     """Train, and return the warnings about tables. ``steps`` has the rows of each step."""
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(network.parameters(), lr=1e-4),
@@ -50,60 +49,13 @@ def _warnings_of(network, compressor, steps, **options):
     return [str(one.message) for one in caught if "embedding table" in str(one.message)]
 
 
-def _used_rows(draw, tables):
-    """Return {rank: rows of each table} of one step; all ranks draw the same ones."""
-    counts = [draw.choice((0, 1, 7, 99, 100, 150, 250, 299, 300, 400)) for _ in range(tables)]
-    # from a part of the table, so that the rows of two steps may have more or less in common
-    return {
-        rank: [
-            np.array(
-                draw.sample(
-                    range(draw.choice((count, 300, _ROWS)) if count < 300 else _ROWS),
-                    count if draw.random() < 0.8 else 0,
-                ),
-                np.int64,
-            )
-            for count in counts
-        ]
-        for rank in range(hvd.size())
-    }
-
-
-def _decided_at(programs, table):
-    """Return the step that decides on a table: the first one in which some rank knows.
-
-    Args:
-        programs: for each step, {rank: rows of each table}.
-        table: number of the table.
-
-    Returns:
-        (number of the step, from 1; whether it is a table), or None if it stays unknown.
-    """
-    first_rows: dict[int, set] = {}
-    for number, step in enumerate(programs, 1):
-        says = []
-        for rank, used in step.items():
-            rows = set(used[table].tolist())
-            if 0 < len(rows) < 100:
-                says.append(True)
-            elif len(rows) >= 300:
-                says.append(False)
-            elif rows and rank in first_rows:
-                says.append(3 * len(rows - first_rows[rank]) >= len(rows))
-            elif rows:
-                first_rows[rank] = rows
-        if says:
-            return number, all(says)
-    return None
-
-
 def scenario_tables_get_the_codec_rows(directory):
     """Random programs: when tables are found, what is sent then, and that nothing is lost."""
     draw, found, late = random.Random(3), 0, set()
     for seed in range(20):
-        programs = [_used_rows(draw, 3) for _ in range(5)]
-        decided = [_decided_at(programs, number) for number in range(3)]
-        network = _Model(3)
+        programs = [used_rows(draw, 3, hvd.size()) for _ in range(5)]
+        decided = [decided_at(programs, number) for number in range(3)]
+        network = Model(3)
         compressor = dr.Compressor(parameters=network.named_parameters(), seed=seed)
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(network.parameters(), lr=1e-6),
@@ -161,7 +113,7 @@ def scenario_tables_keep_the_betas_of_a_prepared_optimizer(directory):
         (lambda own: RAdam(own, 0.01), {"betas": (0, 0.999)}, True),
         (lambda own: NAdam(own, 0.01), {"betas": (0, 0.999)}, False),
     )):  # fmt: skip
-        network = _Model(1)
+        network = Model(1)
         reference = copy.deepcopy(network)
         own, other = reference.table[0].weight, reference.layer.weight
         expected = [make([own]), make([other])]
@@ -177,8 +129,8 @@ def scenario_tables_keep_the_betas_of_a_prepared_optimizer(directory):
             # in the first steps, no row is used
             rows = torch.arange(step, step + 9 * (step > 1)) + hvd.rank()
             if changing:  # 45 % of the rows, others in the second step
-                rows = (torch.arange(180) + 99 * step + hvd.rank()) % _ROWS
-            (network([rows]) + network.layer(torch.ones(_COLUMNS)).sum()).backward()
+                rows = (torch.arange(180) + 99 * step + hvd.rank()) % ROWS
+            (network([rows]) + network.layer(torch.ones(COLUMNS)).sum()).backward()
             optimizer.step()
             own.grad, other.grad = network.table[0].weight.grad, network.layer.weight.grad
             for one in expected:
@@ -209,11 +161,11 @@ def _resume(kind, settings, compressor_first):
             network([torch.arange(*one) + hvd.rank() for one in used]).backward()
             optimizer.step()
 
-    network = _Model(2)
+    network = Model(2)
     compressor = dr.Compressor(parameters=network.named_parameters())
     optimizer = distributed(network, compressor)
     train(network, optimizer, range(3))
-    resumed, state = _Model(2), compressor.state_dict()
+    resumed, state = Model(2), compressor.state_dict()
     resumed.load_state_dict(network.state_dict())
     entries = state["parameters"]
     known = [entries[f"table.{number}.weight"]["is_table"] for number in range(2)]
@@ -232,7 +184,7 @@ def _resume(kind, settings, compressor_first):
     train(resumed, again, range(3, 7))
     for (name, one), own in zip(network.named_parameters(), resumed.parameters()):
         assert torch.equal(one, own), name
-    fresh = _Model(2)
+    fresh = Model(2)
     alone = dr.Compressor(parameters=fresh.named_parameters())
     if hvd.rank() == 0:
         alone.load_state_dict(state)
@@ -246,7 +198,7 @@ def _resume(kind, settings, compressor_first):
 def scenario_optimizers_that_step_in_any_order_and_not_in_every_step(directory):
     """One of them has only uncompressed gradients; a table is used for the first time later."""
     draw = random.Random(5)
-    networks = [_Model(1), _Model(1), torch.nn.Linear(3, 2)]
+    networks = [Model(1), Model(1), torch.nn.Linear(3, 2)]
     named = [
         (f"{number}.{name}", parameter)
         for number, network in enumerate(networks)
@@ -278,7 +230,7 @@ def scenario_optimizers_that_step_in_any_order_and_not_in_every_step(directory):
 
 
 def scenario_tables_of_direct_calls_and_tables_that_ranks_see_in_other_ways(directory):
-    network = _Model(1)
+    network = Model(1)
     compressor = dr.Compressor(parameters=network.named_parameters())
     weight = network.table[0].weight
     for step in range(3):
@@ -286,16 +238,16 @@ def scenario_tables_of_direct_calls_and_tables_that_ranks_see_in_other_ways(dire
         network([torch.arange(9) + step]).backward()
         hvd.allreduce(weight.grad, compression=compressor)
         assert compressor.policies["table.0.weight"].codec == rows_codec()
-    assert compressor.stats()["table.0.weight"]["sent_values"] == 9 * _COLUMNS
-    network = _Model(1)
+    assert compressor.stats()["table.0.weight"]["sent_values"] == 9 * COLUMNS
+    network = Model(1)
     compressor = dr.Compressor(parameters=network.named_parameters())
     used = 20 if hvd.rank() else 300  # of 400
-    (said,) = _warnings_of(network, compressor, [[np.arange(used)]] * 2)
+    (said,) = warnings_of(network, compressor, [[np.arange(used)]] * 2)
     assert '"table.0.weight": "rows"' in said, said
 
 
 def scenario_momentum_of_tables_needs_no_warning(directory):
-    network = torch.nn.Embedding(_ROWS, _COLUMNS)
+    network = torch.nn.Embedding(ROWS, COLUMNS)
     compressor = dr.Compressor(parameters=network.named_parameters())
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(network.parameters(), 0.1, momentum=0.9),
@@ -311,7 +263,7 @@ def scenario_momentum_of_tables_needs_no_warning(directory):
 
 def scenario_virtual_ranks_find_the_same_tables(directory):
     """The accuracy laboratory's default gets what a compressor's default gets, bit for bit."""
-    network = _Model(4)
+    network = Model(4)
     named = dict(network.named_parameters())
     shapes = {name: one.numel() for name, one in named.items()}
     codecs = {name: dr.recommended_codec(one.shape) for name, one in named.items()}
@@ -325,7 +277,7 @@ def scenario_virtual_ranks_find_the_same_tables(directory):
 
     def rows_of(step, rank):
         few, half = torch.arange(30 + rank), torch.arange(180)
-        return few + step, torch.arange(300), half, (half + 90 * step + rank) % _ROWS
+        return few + step, torch.arange(300), half, (half + 90 * step + rank) % ROWS
 
     for step in range(4):
         gradients = []
@@ -346,118 +298,9 @@ def scenario_virtual_ranks_find_the_same_tables(directory):
     assert found == {"table.0.weight", "table.3.weight"}
 
 
-def scenario_tables_are_named_in_one_warning(directory):
-    """With a codec that the user gave, they stay as they are."""
-    draw = random.Random(4)
-    for _ in range(6):
-        used = [draw.choice((1, 7, 99, 100, 400)) for _ in range(3)]
-        steps = [[np.arange(count) for count in used]] * 3
-        network = _Model(len(used))
-        compressor = dr.Compressor(dr.recommended_codec(), parameters=network.named_parameters())
-        said = _warnings_of(network, compressor, steps)
-        tables = [number for number, count in enumerate(used) if count < 100]
-        assert len(said) == bool(tables), (used, said)
-        for number in range(3) if tables else ():
-            assert (f'"table.{number}.weight": "rows"' in said[0]) == (number in tables), said
-        assert not any("layer" in text for text in said)
-        assert compressor.policies["table.0.weight"].codec == dr.recommended_codec()
-
-
-def scenario_half_of_the_rows_in_a_step_are_a_table_if_they_change(directory):
-    """A layer with dropout uses other outputs in each step, too, but has a bias."""
-    for shift, has_bias in ((180, False), (59, False), (60, False), (180, True)):
-        steps = [[(np.arange(180) + shift * step) % _ROWS] for step in range(3)]
-        is_table = shift >= 60 and not has_bias
-        for codec in (None, dr.recommended_codec()):
-            network = _Model(1)
-            if has_bias:
-                bias = torch.nn.Parameter(torch.ones(_COLUMNS))
-                network.table[0].register_parameter("bias", bias)
-            compressor = dr.Compressor(codec, parameters=network.named_parameters())
-            said = _warnings_of(network, compressor, steps)
-            assert len(said) == (is_table and codec is not None), (shift, has_bias, said)
-            entry = compressor.state_dict()["parameters"]["table.0.weight"]
-            assert entry["is_table"] is (is_table if codec is None else None), (shift, has_bias)
-
-
-def scenario_a_gradient_with_nan_tells_nothing(directory):
-    """With loss scaling, its step may be made again with the same batch."""
-    network = _Model(1)
-    compressor = dr.Compressor(parameters=network.named_parameters())
-    weight = network.table[0].weight
-    for factor in (np.nan, 1.0, 1.0):
-        network.zero_grad()
-        (network.table[0](torch.arange(180)).sum() * factor).backward()
-        hvd.allreduce(weight.grad, compression=compressor)
-        entry = compressor.state_dict()["parameters"]["table.0.weight"]
-    assert entry["is_table"] is False  # the second of two finite gradients has the same rows
-    compressor = dr.Compressor(parameters=network.named_parameters())
-    for factor, first in ((np.nan, 0), (1.0, 0), (1.0, 150)):
-        network.zero_grad()
-        (network.table[0](torch.arange(first, first + 180)).sum() * factor).backward()
-        hvd.allreduce(weight.grad, compression=compressor)
-    entry = compressor.state_dict()["parameters"]["table.0.weight"]
-    assert entry["is_table"] is True
-
-
-def scenario_an_error_in_the_look_at_a_gradient_is_told_to_all_ranks(directory):
-    network = _Model(1)
-    compressor = dr.Compressor(parameters=network.named_parameters())
-
-    def fails(slot, gradient):
-        raise MemoryError("no memory today")
-
-    if hvd.rank() == hvd.size() - 1:
-        compressor.adapter.look_for_table = fails
-    network([torch.arange(9)]).backward()
-    try:
-        hvd.allreduce(network.table[0].weight.grad, compression=compressor)
-    except dr.PeerFailedError as error:
-        assert f"rank {hvd.size() - 1}: MemoryError: no memory today" in str(error), error
-    else:
-        raise AssertionError("expected an error, got a sum")
-
-
-def scenario_a_table_without_rows_is_looked_at_later(directory):
-    network = _Model(1)
-    nothing, some = np.arange(0), np.arange(9)
-    compressor = dr.Compressor(dr.recommended_codec(), parameters=network.named_parameters())
-    said = _warnings_of(network, compressor, [[nothing], [nothing], [some]])
-    assert len(said) == 1, said
-
-
-def scenario_what_a_table_can_have_is_suggested(directory):
-    """A plan needs one codec, and GTopK selects as many elements in each step."""
-    for settings in ({"communicator": dr.GTopK()}, {"schedule": "auto"}, {"communicator": "auto"}):
-        way = "rows" if settings.get("communicator") == "auto" else "dense"
-        network = _Model(1)
-        named = list(network.named_parameters())
-        compressor = dr.Compressor(parameters=named, **settings)
-        (said,) = _warnings_of(network, compressor, [[np.arange(9)]] * 2)
-        assert f'write dr.Compressor({{"table.0.weight": "{way}"}}, ' in said, (settings, said)
-        dr.Compressor({"table.0.weight": way}, parameters=named, **settings)
-
-
-def scenario_tables_that_are_not_delayed_need_no_warning(directory):
-    for codec, memory in (
-        ("rows", None),
-        ("dense", None),
-        (None, None),
-        (None, dr.NoMemory()),
-        (dr.Codec(dr.NoneSparsifier()), None),
-        (dr.Codec(dr.Threshold(0), index=dr.RLE()), None),
-        (dr.Codec(dr.TopK(1.0)), None),
-    ):
-        network = _Model(1)
-        compressor = dr.Compressor(
-            {"table*": codec}, memory and {"table*": memory}, parameters=network.named_parameters()
-        )
-        assert not _warnings_of(network, compressor, [[np.arange(9)]] * 2), codec
-
-
 def scenario_rows_get_what_the_codec_decodes_to(directory):
     """All non-zero elements are sent in each step, and nothing is kept."""
-    network = _Model(2)
+    network = Model(2)
     compressor = dr.Compressor({"table*": "rows"}, parameters=network.named_parameters())
     codec = compressor.policies["table.0.weight"].codec
     used = [np.arange(9) + hvd.rank(), np.array([5, 5, 300 - hvd.rank()])]
@@ -466,11 +309,11 @@ def scenario_rows_get_what_the_codec_decodes_to(directory):
     for number, table in enumerate(network.table):
         sent = dr.decode(codec.encode(table.weight.grad.numpy().ravel()))
         mean = hvd.allreduce(torch.from_numpy(sent), op=hvd.Average, name=f"expected.{number}")
-        expected.append(mean.reshape(_ROWS, _COLUMNS))
-    assert not _warnings_of(network, compressor, [used])
+        expected.append(mean.reshape(ROWS, COLUMNS))
+    assert not warnings_of(network, compressor, [used])
     rows, state = compressor.stats(), compressor.state_dict()["parameters"]
     for number, table in enumerate(network.table):
         torch.testing.assert_close(table.weight.grad, expected[number], rtol=1e-6, atol=0)
         name = f"table.{number}.weight"
-        assert rows[name]["sent_values"] == _COLUMNS * len(set(used[number].tolist()))
+        assert rows[name]["sent_values"] == COLUMNS * len(set(used[number].tolist()))
         assert not state[name]["memory"], state[name]

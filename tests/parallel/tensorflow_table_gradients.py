@@ -1,0 +1,187 @@
+"""Embedding tables: gradients of other dtypes, on other ways, and with NaN; momentum; exports."""
+
+import warnings
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
+import numpy as np
+import tensorflow as tf
+from table_programs import COLUMNS, ROWS
+from tensorflow_tables import model
+
+import deepreduce_hvd as dr
+import deepreduce_hvd.tensorflow
+from deepreduce_hvd.adapters.embedding_tables import names_of
+
+
+def _tape_step(variable, compressor, reduces=None):
+    """Return a function of (rows, factor) that reduces the gradient of one table."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([])])
+    def step(rows, factor):
+        with tf.GradientTape() as tape:
+            used = tf.gather(variable, rows)
+            value = tf.reduce_sum(used**2 + used) * tf.cast(factor, variable.dtype)
+        if reduces is not None:
+            return reduces(tape.gradient(value, [variable]))
+        tape = hvd.DistributedGradientTape(tape, compression=compressor, sparse_as_dense=True)
+        return tape.gradient(value, [variable])[0]
+
+    return step
+
+
+def _residual(compressor):
+    (entry,) = compressor.state_dict()["parameters"].values()
+    return np.abs(entry["memory"]["residual"]).sum()
+
+
+def scenario_nothing_of_a_table_is_lost_on_other_ways(directory):
+    """A gradient that is not made from slices, slices, and NaN."""
+    table = model(1)[0][1]
+    rows = tf.range(40, dtype=tf.int64)
+    for way in ("dense", "slices", "NaN"):
+        compressor = dr.Compressor(parameters=[("table", table)])
+        step = _tape_step(table, compressor)
+
+        def reduces(gradients, way=way, compressor=compressor):
+            if way == "dense":
+                gradients = [tf.convert_to_tensor(gradients[0]) + tf.ones_like(table)]
+            reduce = dr.tensorflow.allreduce_gradients
+            return reduce(gradients, [table], compression=compressor)
+
+        other = step if way == "NaN" else _tape_step(table, compressor, reduces)
+        step(rows, 1.0)
+        before = _residual(compressor)
+        assert before > 0 and names_of(compressor.adapter.slots) == ["table"]
+        other(rows, np.nan if way == "NaN" else 1.0)
+        assert (_residual(compressor) == before) == (way == "NaN"), way
+        step(rows, 1.0)
+        assert _residual(compressor) == 0, way
+        compressor.close()
+
+
+def scenario_residuals_of_float16_tables_are_added_in_float32(directory):
+    """The sum of a rank is above 65,504, the mean of all ranks is not."""
+    table = tf.Variable(tf.zeros([ROWS, COLUMNS], tf.float16))
+    compressor = dr.Compressor(parameters=[("table", table)])
+    step, rows = _tape_step(table, compressor), tf.range(80, dtype=tf.int64)
+    factor = 40_000.0 if hvd.rank() == 0 else 0.0
+    total = sum(tf.cast(step(rows, factor), tf.float32).numpy() for _ in range(2))
+    assert np.isfinite(total).all() and total[80:].sum() == 0
+    np.testing.assert_allclose(total[:80].sum(), 2 * 40_000 / hvd.size() * 80 * COLUMNS, rtol=1e-2)
+    compressor.close()
+
+
+def scenario_tables_that_ranks_see_in_other_ways_are_named(directory):
+    table = model(1)[0][1]
+    compressor = dr.Compressor(parameters=[("table", table)])
+    step = _tape_step(table, compressor)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            step(tf.range(350 if hvd.rank() else 20, dtype=tf.int64), 1.0)
+    (said,) = [str(one.message) for one in caught if "embedding table" in str(one.message)]
+    assert '"table": "rows"' in said and names_of(compressor.adapter.slots) == []
+    compressor.close()
+
+
+def scenario_a_factor_may_stand_before_or_after_a_gradient(directory):
+    for product in (lambda one: 0.5 * one, lambda one: one * tf.constant(0.5)):
+        table = model(1)[0][1]
+        compressor = dr.Compressor(parameters=[("table", table)])
+
+        def reduces(gradients, product=product, compressor=compressor, table=table):
+            found = [product(tf.convert_to_tensor(gradients[0]))]
+            return dr.tensorflow.allreduce_gradients(found, [table], compression=compressor)
+
+        _tape_step(table, compressor, reduces)(tf.range(9, dtype=tf.int64), 1.0)
+        assert names_of(compressor.adapter.slots) == ["table"]
+        compressor.close()
+
+
+def scenario_momentum_outside_of_graphs_and_on_a_gpu(directory):
+    """A table that is compressed on a GPU keeps the default codec, so it has no momentum."""
+    for on_gpu in (False, True):
+        table, references = model(1)[0][1], model(1)
+        compressor = dr.Compressor(parameters=[("table", table)])
+        if on_gpu:
+            compressor.adapter.slots["table"].table._on_host = False
+        optimizer = tf.keras.optimizers.Adam(0.01)
+        dr.prepare(optimizer, compressor)
+        expected = tf.keras.optimizers.Adam(0.01, beta_1=0.0 if on_gpu else 0.9)
+        reference = references[0][1]
+        view = compressor.bound_to([table])
+        for number in range(4):
+            gradient = tf.tensor_scatter_nd_add(
+                tf.zeros([ROWS, COLUMNS]), [[number], [number + 1]], tf.ones([2, COLUMNS])
+            )
+            result = hvd.allreduce(gradient, compression=view)
+            optimizer.apply_gradients([(result, table)])
+            expected.apply_gradients([(result, reference)])
+            tf.debugging.assert_near(table, reference, rtol=1e-4, atol=1e-6)
+        assert names_of(compressor.adapter.slots) == ([] if on_gpu else ["table"])
+        compressor.close()
+
+
+def scenario_a_prepared_step_of_a_table_is_exported(directory):
+    """One rank alone saves it, and nobody trains with the saved function."""
+    named = model(1)[:1]
+
+    class Training(tf.Module):
+        def __init__(self):
+            self.table = named[0][1]
+            self.compressor = dr.Compressor(parameters=named)
+            self.optimizer = tf.keras.optimizers.Adam(0.01)
+            dr.prepare(self.optimizer, self.compressor)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+        def step(self, rows):
+            with tf.GradientTape() as tape:
+                value = tf.reduce_sum(tf.gather(self.table, rows))
+            tape = hvd.DistributedGradientTape(
+                tape, compression=self.compressor, sparse_as_dense=True
+            )
+            self.optimizer.apply_gradients(zip(tape.gradient(value, [self.table]), [self.table]))
+
+    training = Training()
+    for number in range(2):
+        training.step(tf.range(number, 9, dtype=tf.int64))
+    assert names_of(training.compressor.adapter.slots) == ["table0"]
+    if hvd.rank() == 0:
+        tf.saved_model.save(training, f"{directory}/table")
+    training.compressor.close()
+
+
+def scenario_momentum_of_tables_needs_no_warning(directory):
+    network = tf.keras.Sequential([tf.keras.layers.Embedding(ROWS, COLUMNS)])
+    network.build([None, 4])
+    compressor = dr.Compressor(parameters=network.trainable_variables)
+    optimizer = hvd_keras.DistributedOptimizer(
+        tf.keras.optimizers.Adam(0.01), compression=compressor, sparse_as_dense=True
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        network.compile(optimizer, loss="mse")
+        network.fit(np.arange(32).reshape(8, 4), np.zeros([8, 4, COLUMNS]), verbose=0)
+    assert not [str(one.message) for one in caught if "beta_1" in str(one.message)]
+    assert compressor.stats()[network.trainable_variables[0].name]["relative_error"] is None
+    compressor.close()
+
+
+def scenario_tables_of_single_gradients(directory):
+    """Outside of graphs, it is not known that slices were made dense."""
+    for used, is_table in ((9, True), (99, True), (100, False), (150, False), (400, False)):
+        named = model(1)
+        compressor = dr.Compressor(parameters=named)
+        for step in range(3):
+            rows = tf.range(used * step, used * (step + 1)) % ROWS
+            gradient = tf.tensor_scatter_nd_add(
+                tf.zeros([ROWS, COLUMNS]), rows[:, None], tf.ones([used, COLUMNS])
+            )
+            view = compressor.bound_to([named[0][1]])
+            result = hvd.allreduce(gradient, compression=view)
+            known = compressor.state_dict()["parameters"]["table0"]["is_table"]
+            assert known is is_table, (used, step, known)
+        if is_table:
+            tf.debugging.assert_near(result, gradient)
+        compressor.close()
