@@ -240,7 +240,10 @@ def test_a_report_of_no_runs_is_refused(tmp_path, monkeypatch, capsys):
 def test_a_name_that_is_unknown_is_refused(capsys):
     with pytest.raises(SystemExit):
         command.main(["--tasks", "vgg;bert"])
-    assert "transformer; resnet; vgg; lstm; plain-lstm; ncf, got 'bert'" in capsys.readouterr().err
+    assert (
+        "transformer; resnet; vgg; lstm; plain-lstm; ncf; adagrad-ncf, got 'bert'"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_plot_has_a_panel_per_task_and_one_color_per_candidate(tmp_path, monkeypatch):

@@ -78,10 +78,13 @@ def test_embedding_tables_have_at_least_five_seeds_and_the_standard_error():
         + [_row(every, seed, 0.6 + 0.001 * seed, ranks=4, task="ncf") for seed in range(5)]
         + [_row("default", seed, 0.5, ranks=4, task="ncf") for seed in range(4)]
         + [_row("default", seed, 0.5, ranks=4, task="vgg") for seed in range(5)]
+        + [_row("none", seed, 0.6, ranks=2, task="adagrad-ncf") for seed in range(5)]
+        + [_row("default", seed, 0.5, ranks=2, task="adagrad-ncf") for seed in range(5)]
     )
-    _, _, line = _cells(accuracy_tables.embedding_tables_table(rows))
+    _, _, line, other = _cells(accuracy_tables.embedding_tables_table(rows))
     what = "tables: all non-zero elements, 4 bits per value"
-    assert line[:4] == [what, "4", "+0.0020", "0.0007"] and line[6:] == ["20", "5"]
+    assert line[:4] == ["ncf, 4", what, "+0.0020", "0.0007"] and line[6:] == ["20", "5"]
+    assert other[:3] == ["adagrad-ncf, 2", "the default", "-0.1000"]
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,10 @@ def test_readers_of_a_residual_see_no_later_step(kernels):
 
 #: the scenario of pretend_tensorflow/on_simulated_gpu.py
 _ON_THE_GPU = "compressed_on_the_gpu"
-_OF_THE_HOST = [name for worker in TENSORFLOW_SCENARIOS for name in scenarios(worker)]
+#: without those of embedding tables, which keep the default codec on a GPU
+_OF_THE_HOST = [
+    name for worker in TENSORFLOW_SCENARIOS if "_table" not in worker for name in scenarios(worker)
+]
 _WITHOUT_NCCL = (*some(3, _OF_THE_HOST), _ON_THE_GPU)
 #: scenarios of tests/parallel that depend on whether a collective runs on the host or with NCCL
 _WITH_NCCL = (
