@@ -76,16 +76,16 @@ class _Prepared(_Optimizer):
         momentum = self._momentum()
         if not tf.is_tensor(momentum) and not momentum:
             return super().update_step(gradient, variable, *learning_rate)
-        factor, without = 1.0, 0.0
+        factor, remaining = 1.0, 0.0
         if self.momentum_name == "beta_1" and slot.table is not None:
             # nothing of an embedding table is delayed
-            without = slot.table.momentum(momentum, variable.dtype)
+            remaining = slot.table.momentum(momentum, variable.dtype)
         if self.momentum_name == "momentum":
             own = momentum_in_use(self.adapter, slot, self.preparation.policy_of(variable).memory)
             factor = self._factor(own, momentum)
         if not learning_rate:
             self._factors[id(self)] = factor
-        setattr(self, self.momentum_name, without)
+        setattr(self, self.momentum_name, remaining)
         try:
             return super().update_step(
                 gradient, variable, *(rate * factor for rate in learning_rate)

@@ -4,6 +4,7 @@ from launch import failure_test, scenario_tests, scenarios
 
 reports, test_scenario = scenario_tests(
     "torch_scenarios.py",
+    "torch_prepared.py",
     "torch_states.py",
     "torch_refusals.py",
     "torch_tables.py",

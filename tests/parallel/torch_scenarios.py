@@ -2,11 +2,11 @@
 
 import itertools
 import sys
-import warnings
 
 import horovod.torch as hvd
 import numpy as np
 import torch
+import torch_prepared
 import torch_refusals
 import torch_states
 import torch_table_warnings
@@ -353,49 +353,8 @@ def scenario_virtual_ranks_come_to_the_same(directory):
                 optimizer.step()
 
 
-def scenario_prepared_optimizers(directory):
-    """A prepared optimizer trains like one that was created without momentum.
-
-    An optimizer with momentum that is not prepared causes one warning.
-    """
-
-    def trained(prepare, make):
-        network = model()
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            named = list(network.named_parameters())
-            compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), parameters=named, **ALL_COMPRESSED)
-            optimizer = make(network.parameters())
-            if prepare:
-                dr.prepare(optimizer, compressor)
-            optimizer = hvd.DistributedOptimizer(
-                optimizer, named_parameters=named, compression=compressor
-            )
-            for step in range(5):
-                optimizer.zero_grad()
-                backward(network, step)
-                optimizer.step()
-        assert_equal_everywhere(named, f"prepared {prepare}")
-        texts = [str(one.message) for one in said]
-        return network, [text for text in texts if "write optimizer = dr.prepare" in text]
-
-    SGD, AdamW = torch.optim.SGD, torch.optim.AdamW
-    for with_momentum, without in (
-        (lambda own: SGD(own, 0.01, momentum=0.9), lambda own: SGD(own, 0.1)),
-        (lambda own: AdamW(own, 0.01), lambda own: AdamW(own, 0.01, betas=(0.0, 0.999))),
-    ):
-        network, said = trained(True, with_momentum)
-        assert not said, said
-        expected, said = trained(False, without)
-        assert not said, said
-        for (name, one), other in zip(network.named_parameters(), expected.parameters()):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7, msg=name)
-        _, said = trained(False, with_momentum)
-        assert len(said) == 1 and said[0].startswith("deepreduce_hvd: "), said
-
-
 if __name__ == "__main__":
     hvd.init()
     torch.set_num_threads(1)
-    parts = torch_states, torch_refusals, torch_tables, torch_table_warnings
+    parts = torch_prepared, torch_states, torch_refusals, torch_tables, torch_table_warnings
     run_all({**globals(), **{k: v for part in parts for k, v in vars(part).items()}}, sys.argv[1])

@@ -88,9 +88,9 @@ class Recommender(Task):
 
 
 class AdagradRecommender(Recommender):
-    """The same model in four epochs with Adagrad, as in examples/recommender.py.
+    """The same model in four epochs with Adagrad and the batches of examples/recommender.py.
 
-    Its batches are larger. With 2 ranks, each uses about half of the rows of the item tables.
+    With 2 ranks, each batch uses about half of the rows of the item tables.
     """
 
     name = "adagrad-ncf"
