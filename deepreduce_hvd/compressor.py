@@ -153,17 +153,19 @@ class Compressor:
         adapter_name = backends.adapter_name(named)
         # in the given order, because buckets depend on it
         shapes = {name: tuple(parameter.shape) for name, parameter in named}
-        by_default = type(self.communicator) is Allgather and schedule is None
+        mixes = type(self.communicator) is Allgather  # a sum may have parts of several codecs
         # {name of a parameter: its Policy}; PyTorch's adapter changes those of embedding tables
-        self.policies = policies.resolve(codec, memory, shapes, dense_below, by_default)
+        self.policies = policies.resolve(
+            codec, memory, shapes, dense_below, mixes and schedule is None
+        )
         # the same before a gradient was seen
         self.first_policies = self.policies
         # names of parameters that get the codec "rows" if their gradients are those of tables
-        self.table_candidates = (
-            policies.table_candidates(codec, memory, shapes, self.policies)
-            if by_default
-            else frozenset()
-        )
+        self.table_candidates: frozenset[str] = frozenset()
+        if mixes:
+            self.table_candidates = policies.table_candidates(
+                codec, memory, shapes, self.policies
+            ) - layout.uncompressed_by(schedule)
         pairs = {(one.codec, one.memory) for one in self.policies.values() if not one.dense}
         single = policies.recommended_codec() if codec is None else codec
         if isinstance(single, Codec) and isinstance(self.memory, Memory):

@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+import random_plans
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.planning import layout
-from deepreduce_hvd.planning.policies import Policy
+from deepreduce_hvd.planning.policies import Policy, rows_codec
 from deepreduce_hvd.planning.step_times import _MOST_EVENTS, StepTimes
 from deepreduce_hvd.schedule import Message, Plan
 from deepreduce_hvd.schedule.plan import COMMUNICATORS
@@ -30,6 +31,39 @@ def test_a_plan_with_a_parameter_in_two_messages_is_refused(messages):
     codec = Policy("codec", dr.Codec(dr.TopK(0.1)), dr.Residual())
     with pytest.raises(dr.InvalidArgumentError, match="one message, got one more than once"):
         layout.of_plan({"one": codec, "two": codec}, 0, plan_of(*messages))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_layouts_of_plans_leave_tables_out(seed):
+    """Those that the user names, and those that are found; nothing else changes."""
+    draw = random.Random(seed)
+    names = [f"p{number}" for number in range(6)]
+    codec, rows = dr.Codec(dr.TopK(0.01)), Policy("codec", rows_codec(), dr.NoMemory())
+    other = Policy("codec", codec, dr.Residual())
+    plan = random_plans.random_plan(draw, names, 2)
+    named, found = (set(draw.sample(names, draw.randint(0, 3))) for _ in range(2))
+    found -= named
+    tables = named | found
+    policies = {name: rows if name in named else other for name in names}
+    whole = layout.of_plan(dict.fromkeys(names, other), 7, plan)
+    one = layout.of_plan(policies, 7, plan)
+    two = layout.with_tables(one, dict.fromkeys(sorted(found), rows))
+    for made, gone in ((one, named), (two, tables)):
+        left = [[name for name in members if name not in gone] for members in whole.messages]
+        assert [list(members) for members in made.messages] == [one for one in left if one]
+        kept = {name: way for name, way in whole.communicators.items() if name not in gone}
+        assert made.communicators == kept
+        for name in names:
+            assert made.policies[name] == (rows if name in gone else whole.policies[name]), name
+        assert made.plan is plan
+    assert not found or two.fingerprint != one.fingerprint
+    planned = {name for message in plan.messages for name in message.members}
+    text = " ".join(two.notes(found))
+    for name in names:
+        assert (name in text) == (name not in planned | tables), (name, text)
+    assert layout.in_plans(policies) == {name: other for name in names if name not in named}
+    layout.expect_schedule("auto", policies, dr.Allgather())
+    assert layout.ways_of(policies) == ("dense", "fp16", "codec")
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -104,7 +138,8 @@ def test_what_a_plan_leaves_out_is_said(seed):
     policies = {f"p{number}": draw.choice((codec, Policy("dense"))) for number in range(12)}
     planned = [name for name in policies if draw.random() < seed / 10]
     messages = [Message((name,)) for name in planned]
-    (*notes,) = layout.of_plan(policies, 0, plan_of(*messages)).notes()
+    said, *notes = layout.of_plan(policies, 0, plan_of(*messages)).notes()
+    assert said.startswith("Schedule: ")
     left = [name for name in policies if policies[name] == codec and name not in planned]
     assert len(notes) == bool(left)
     for note in notes:

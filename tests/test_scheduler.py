@@ -49,7 +49,7 @@ class Job:
         self.trying = []
         for own in costs:
             compressor = SimpleNamespace(
-                policies=_POLICIES, fingerprint=0, schedule="auto", number=0
+                first_policies=_POLICIES, fingerprint=0, schedule="auto", number=0
             )
             scheduler = Scheduler(compressor, SimpleNamespace(seconds=None), None)
             scheduler._figures, scheduler._profiled = _OneRank(), lambda slots: ["weight"]

@@ -108,7 +108,8 @@ class EmbeddingTables:
         # {name: which rows the first gradient of an undecided parameter used}
         self._used_before: dict[str, np.ndarray] = {}
         self._delayed: list[str] = []  # tables among them, until a warning names them
-        # (fingerprint of a layout, (name, policy) of each table) -> the layout with these tables
+        # the last layout without tables, and (name, policy) of each table -> that with these tables
+        self._base: Layout | None = None
         self._layouts: dict[tuple, Layout] = {}
 
     def is_undecided(self, slot: Any) -> bool:
@@ -121,7 +122,7 @@ class EmbeddingTables:
     def expects(self, slot: Any) -> bool:
         """Return whether the next gradient of a slot is to be looked at."""
         if slot.name in self._compressor.table_candidates:
-            return slot.is_table is None
+            return slot.is_table is None and not slot.dense
         return slot.name not in self._looked_at and may_be(slot.shape, slot.policy)
 
     def note_rows(self, slot: Any, used: np.ndarray) -> tuple[bool, bool]:
@@ -195,17 +196,19 @@ class EmbeddingTables:
     def layout_of(self, base: Layout, slots: Iterable[Any]) -> Layout:
         """Return the layout of a step: ``base``, with the policies of the tables among some slots.
 
-        The same tables on the same devices give the same object.
+        As long as ``base`` stays, the same tables on the same devices give the same object.
 
         Args:
-            base: the layout without tables, which has no plan if there are any.
+            base: the layout without tables.
             slots: slots of the step. With several optimizers, another rank may not know the tables
                 of the others yet.
         """
+        if base is not self._base:
+            self._base, self._layouts = base, {}
         tables = {slot.name: self.policy_of(slot) for slot in slots if slot.is_table}
         if not tables:
             return base
-        key = base.fingerprint, *tables.items()
+        key = tuple(tables.items())
         if key not in self._layouts:
             self._layouts[key] = with_tables(base, tables)
         return self._layouts[key]
@@ -273,7 +276,7 @@ def _can_have_rows(compressor: Any) -> bool:
         compressor.communicator.check(rows_codec(), NoMemory())
     except InvalidArgumentError:
         return False
-    return compressor.schedule is None  # plans need one codec
+    return True
 
 
 def _literal(name):

@@ -19,9 +19,9 @@ def why_on_host(compressor, without_operators, cuda_supports):
         return f"{without_operators} (docs/gpu.md explains how to build them)"
     if type(compressor.communicator) is not Allgather:
         return f"{compressor.communicator!r} works on the host"
-    # a plan is fixed; tables are found later, and get codecs that work on the GPU
-    known = compressor.first_policies if compressor.schedule is None else compressor.policies
-    for policy in known.values():
+    for name, policy in compressor.policies.items():
+        if name in compressor.table_candidates:  # a table gets a codec that works on the GPU
+            policy = compressor.first_policies[name]
         codec, memory = policy.codec, policy.memory
         if codec is None:
             continue

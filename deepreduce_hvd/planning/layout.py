@@ -4,13 +4,13 @@ import collections
 import dataclasses
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Communicator
 from deepreduce_hvd.communicators.auto import EXACT_SUMS
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.planning.policies import Policy, recommended_codec
+from deepreduce_hvd.planning.policies import Policy, recommended_codec, rows_codec
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, WAYS, Message
 from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan
 from deepreduce_hvd.schedule.profile import ASSUMED_CODEC
@@ -42,22 +42,25 @@ class Layout:
     fingerprint: int
     plan: Plan | None = None
 
-    def notes(self) -> list[str]:
-        """Return sentences for the user on what a plan leaves out."""
+    def notes(self, tables: Collection[str] = (), is_on_trial: bool = False) -> list[str]:
+        """Return sentences for the user on a plan, and on what it leaves out besides tables.
+
+        Args:
+            tables: names of the embedding tables that were found.
+            is_on_trial: whether the plan is being tried.
+        """
         if self.plan is None:
             return []
+        found = [f"Schedule{', on trial' if is_on_trial else ''}: {self.plan.in_words()}."]
         planned = {name for message in self.plan.messages for name in message.members}
-        left = [
-            name
-            for name, policy in self.policies.items()
-            if not policy.dense and name not in planned
-        ]
-        if not left:
-            return []
-        return [
-            f"The plan leaves out {len(left)} of the compressed parameters, sent as without a plan:"
-            f" {', '.join(left[:_MOST_NAMES])}{', ...' if len(left) > _MOST_NAMES else ''}."
-        ]
+        left = [name for name in in_plans(self.policies) if name not in {*planned, *tables}]
+        if left:
+            names = ", ".join([*left[:_MOST_NAMES], *(["..."] if len(left) > _MOST_NAMES else [])])
+            found.append(
+                f"The plan leaves out {len(left)} of the compressed parameters, sent as without a"
+                f" plan: {names}."
+            )
+        return found
 
 
 def of_settings(policies: Mapping[str, Policy], fingerprint: int) -> Layout:
@@ -65,8 +68,18 @@ def of_settings(policies: Mapping[str, Policy], fingerprint: int) -> Layout:
     return Layout(policies, (), {}, fingerprint)
 
 
+def in_plans(policies: Mapping[str, Policy]) -> dict[str, Policy]:
+    """Return the policies that plans may change: those with a codec other than "rows".
+
+    The rows of embedding tables are sent in buckets, whatever a plan says: other ways would send
+    more bytes, or delay rows.
+    """
+    rows = rows_codec()
+    return {name: one for name, one in policies.items() if not one.dense and one.codec != rows}
+
+
 def of_plan(policies: Mapping[str, Policy], fingerprint: int, plan: Plan) -> Layout:
-    """Return the layout of a plan.
+    """Return the layout of a plan. Parameters with the codec "rows" are taken out of it.
 
     Args:
         policies: the compressor's own policies. A plan changes those with a codec.
@@ -77,7 +90,7 @@ def of_plan(policies: Mapping[str, Policy], fingerprint: int, plan: Plan) -> Lay
         InvalidArgumentError: the plan is for other parameters, or it needs what a codec or a memory
             does not support.
     """
-    planned = dict(policies)
+    planned, changing = dict(policies), in_plans(policies)
     messages, communicators = [], {}
     counts = collections.Counter(name for message in plan.messages for name in message.members)
     repeated = [name for name, count in counts.items() if count > 1]
@@ -88,11 +101,12 @@ def of_plan(policies: Mapping[str, Policy], fingerprint: int, plan: Plan) -> Lay
         )
     for message in plan.messages:
         _expect_members(message, policies)
-        for name in message.members:
+        members = tuple(name for name in message.members if name in changing)
+        for name in members:
             planned[name] = _planned(name, policies[name], message)
-        if message.way == CODEC:
-            messages.append(message.members)
-            communicators.update(dict.fromkeys(message.members, EXACT_SUMS[message.communicator]))
+        if message.way == CODEC and members:
+            messages.append(members)
+            communicators.update(dict.fromkeys(members, EXACT_SUMS[message.communicator]))
     text = repr((messages, list(planned.values()), list(communicators.values())))
     return Layout(
         planned, tuple(messages), communicators, zlib.crc32(text.encode(), fingerprint), plan
@@ -100,14 +114,30 @@ def of_plan(policies: Mapping[str, Policy], fingerprint: int, plan: Plan) -> Lay
 
 
 def with_tables(base: Layout, tables: Mapping[str, Policy]) -> Layout:
-    """Return a layout without a plan in which embedding tables have other policies.
+    """Return a layout in which embedding tables have other policies, and are in no message.
 
     Args:
         base: the layout without them.
         tables: {name: policy} of the tables. Their index codecs depend on the rank's devices.
     """
-    fingerprint = zlib.crc32(repr(list(tables)).encode(), base.fingerprint)
-    return dataclasses.replace(base, policies={**base.policies, **tables}, fingerprint=fingerprint)
+    without = (tuple(one for one in members if one not in tables) for members in base.messages)
+    return dataclasses.replace(
+        base,
+        policies={**base.policies, **tables},
+        messages=tuple(members for members in without if members),
+        communicators={name: one for name, one in base.communicators.items() if name not in tables},
+        fingerprint=zlib.crc32(repr(list(tables)).encode(), base.fingerprint),
+    )
+
+
+def uncompressed_by(schedule: str | Plan | None) -> set[str]:
+    """Return the names of the parameters that a plan sends uncompressed.
+
+    Args:
+        schedule: the argument ``schedule`` of a compressor.
+    """
+    messages = schedule.messages if isinstance(schedule, Plan) else ()
+    return {name for one in messages if one.way != CODEC for name in one.members}
 
 
 def _expect_members(message: Message, policies: Mapping[str, Policy]) -> None:
@@ -131,9 +161,7 @@ def _expect_members(message: Message, policies: Mapping[str, Policy]) -> None:
 
 
 def _planned(name: str, policy: Policy, message: Message) -> Policy:
-    """Return the policy of a parameter in a message. Its memory stays."""
-    if policy.dense:
-        return policy
+    """Return the policy of a compressed parameter in a message. Its memory stays."""
     if message.way != CODEC:
         if not _can_be_added(policy.memory):
             raise InvalidArgumentError(
@@ -162,14 +190,11 @@ def _can_be_added(memory: Memory) -> bool:
 
 def communicators_of(policies: Mapping[str, Policy]) -> tuple[str, ...]:
     """Return the names of the communicators that all codecs and memories of policies support."""
+    planned = in_plans(policies).values()
     return tuple(
         name
         for name in COMMUNICATORS
-        if all(
-            _supports(one.codec, one.memory, name)
-            for one in policies.values()
-            if one.codec is not None
-        )
+        if all(_supports(one.codec, one.memory, name) for one in planned)
     )
 
 
@@ -182,11 +207,12 @@ def ways_of(policies: Mapping[str, Policy]) -> tuple[str, ...]:
     Args:
         policies: the policies of a compressor.
     """
-    keep = all(policy.memory.state for policy in policies.values() if not policy.dense)
+    keep = all(policy.memory.state for policy in in_plans(policies).values())
     return WAYS if keep else (DENSE, CODEC)
 
 
-def _supports(codec: Codec, memory: Memory, communicator: str) -> bool:
+def _supports(codec: Codec | None, memory: Memory, communicator: str) -> bool:
+    assert codec is not None
     try:
         expect_stages(codec, memory, EXACT_SUMS[communicator])
     except InvalidArgumentError:
@@ -223,13 +249,14 @@ def expect_schedule(schedule, policies, communicator):
             f" {communicator!r}; leave out communicator=, because a plan chooses the communicator"
             " of each message"
         )
-    compressed = {policy for policy in policies.values() if not policy.dense}
+    compressed = set(in_plans(policies).values())
     if schedule == "auto" and compressed:
         codecs = {policy.codec for policy in compressed}
         if len(compressed) > 1 or ratio_of(next(iter(codecs))) is None:
             raise InvalidArgumentError(
                 "Compressor schedule: expected one codec with a ratio, such as TopK(0.01), for all"
-                f" compressed parameters with schedule='auto', got {', '.join(map(repr, codecs))}"
+                " compressed parameters but embedding tables with schedule='auto', got"
+                f" {', '.join(map(repr, codecs))}"
             )
         memory = next(iter(compressed)).memory
         if not _can_be_added(memory):

@@ -113,15 +113,17 @@ def profiled(policies, times, slots):
     """Return the names of a profile's parameters, in the order in which gradients become ready.
 
     These are all of which the last complete steps selected elements. If they selected of none,
-    these are all that they compressed.
+    these are all that they compressed. Embedding tables are left out, unless the user has given all
+    compressed parameters the codec "rows".
     """
-    ready, elements = times.ready, elements_of(slots)
+    ready, elements, planned = times.ready, elements_of(slots), layout.in_plans(policies)
     compressed = [
         name
         for name in sorted(ready, key=ready.__getitem__)
         if not policies[name].dense and elements[name] and not slots[name].is_table
     ]
-    return [name for name in compressed if policies[name].selects] or compressed
+    found = [name for name in compressed if name in planned]
+    return [name for name in found if policies[name].selects] or found or compressed
 
 
 def totals(slots):

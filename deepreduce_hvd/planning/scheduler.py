@@ -95,10 +95,9 @@ class Scheduler:
         self._on_host = on_host
         self._communicators = communicators
         self._schedule = compressor.schedule
-        policies = compressor.first_policies if self._schedule is None else compressor.policies
-        self._base = layout.of_settings(policies, compressor.fingerprint)
+        self._base = layout.of_settings(compressor.first_policies, compressor.fingerprint)
         if isinstance(self._schedule, Plan):
-            self._base = layout.of_plan(compressor.policies, compressor.fingerprint, self._schedule)
+            self._base = self._layout_of(self._schedule)
         self.restart()
 
     def restart(self):
@@ -132,7 +131,7 @@ class Scheduler:
         """
         if self._totals is None and self._is_warm(slots):
             self._totals = totals(slots)
-        nothing = all(one.dense for one in self._base.policies.values())
+        nothing = not layout.in_plans(self._base.policies)
         if self._schedule != "auto" or transport.size == 1 or nothing:
             return
         one_race.step_ends(self)
@@ -146,22 +145,24 @@ class Scheduler:
         """Whether plans are being tried."""
         return self._phase == self._trial
 
-    def notes(self):
-        """Return sentences for the user."""
+    def notes(self, tables):
+        """Return sentences for the user.
+
+        Args:
+            tables: names of the embedding tables that were found.
+        """
         if self._schedule is None:
             return []
-        if self._schedule == "auto" and all(one.dense for one in self._base.policies.values()):
-            return ["Schedule: no plan, because no gradient is compressed."]
+        policies = self._base.policies
+        if self._schedule == "auto" and not {*layout.in_plans(policies)} - {*tables}:
+            some = any(not one.dense for one in policies.values())
+            besides = " besides those of embedding tables" if some else ""
+            return [f"Schedule: no plan, because no gradient{besides} is compressed."]
         if self.layout.plan is None:
             return ["Schedule: no plan yet, buckets."]
-        trial = ", on trial" if self.is_trying else ""
-        found = [f"Schedule{trial}: {self.layout.plan.in_words()}.", *self.layout.notes()]
+        found = self.layout.notes(tables, self.is_trying)
         if self.trials:
-            tried = ", ".join(
-                f"{one.rule} {1e3 * one.measured:.1f} ms ({1e3 * one.predicted:.1f} predicted)"
-                for one in self.trials
-            )
-            found.append(f"Measured steps: {tried}.")
+            found.append(f"Measured steps: {', '.join(one.in_words() for one in self.trials)}.")
         return found
 
     # --- phases ---
@@ -220,11 +221,8 @@ class Scheduler:
             try:
                 merged = Profile.merged([Profile.from_json(text.decode()) for text in profiles])
                 on_device = any(str(self._device_of(slot)) != "cpu" for slot in slots.values())
-                communicators = (
-                    ("Allgather",)
-                    if on_device
-                    else self._communicators or layout.communicators_of(self._base.policies)
-                )
+                allowed = self._communicators or layout.communicators_of(self._base.policies)
+                communicators = ("Allgather",) if on_device else allowed
                 if self._fitted is None:  # the steps so far used buckets
                     self._fitted = fitted_to_step(merged, seconds, self._buckets())
                 merged = dataclasses.replace(merged, **self._fitted)
@@ -254,7 +252,7 @@ class Scheduler:
         self._begin(self._trial, _TURN_STEPS)
 
     def _layout_of(self, plan):
-        return layout.of_plan(self._compressor.policies, self._compressor.fingerprint, plan)
+        return layout.of_plan(self._base.policies, self._compressor.fingerprint, plan)
 
     def _trial(self, transport, slots):
         if self._left > 0:
@@ -304,9 +302,7 @@ class Scheduler:
         busy = float(one_race.is_busy(self, self._since))
         measured, busy = self._figures.slowest(transport, [np.median(self._seconds[1:]), busy])
         self._until_rest_ends -= self._window
-        if (
-            busy and self._waited < _MOST_WAITING
-        ):  # the trials of another compressor change these steps
+        if busy and self._waited < _MOST_WAITING:  # another one's trials change these steps
             self._waited += self._window
             self._differing = 0
             self._begin_window()
@@ -377,7 +373,7 @@ class Scheduler:
         device = self._device_of(next(iter(slots.values())))
         found = conversion_seconds(self._time_fp16, device)
         # those of the parameters that a profile has
-        codecs = {one.codec for one in self._base.policies.values() if one.codec and one.selects}
+        codecs = {one.codec for one in layout.in_plans(self._base.policies).values() if one.selects}
         # one with a ratio, unless a job without "auto" has others
         if len(codecs) == 1 and layout.ratio_of(next(iter(codecs))) is not None:
             if self._curve is None:

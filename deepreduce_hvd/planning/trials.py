@@ -31,6 +31,10 @@ class Trial(NamedTuple):
     measured: float
     kept: float
 
+    def in_words(self):
+        """Return the rule, and the milliseconds of a step, measured and predicted."""
+        return f"{self.rule} {1e3 * self.measured:.1f} ms ({1e3 * self.predicted:.1f} predicted)"
+
 
 def plans_to_try(profile, communicators, buckets=None, ways=WAYS):
     """Return [(rule, plan as JSON)] for the rules to try, those without a codec last.

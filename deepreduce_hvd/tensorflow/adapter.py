@@ -12,6 +12,7 @@ import tensorflow as tf
 from horovod.common.elastic import notification_manager
 
 from deepreduce_hvd.adapters.base_adapter import BaseAdapter
+from deepreduce_hvd.adapters.embedding_tables import names_of
 from deepreduce_hvd.communicators import Allgather, wire
 from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.errors import InvalidArgumentError
@@ -70,11 +71,10 @@ class Adapter(BaseAdapter):
             )
         super().__init__(compressor, HorovodTransport(compressor.process_set))
         self.warn_of_plan()
-        self._layout_notes = []
+        self._planned = None
         if isinstance(compressor.schedule, Plan):  # Horovod decides on messages (message_groups)
-            planned = lasting_layout(compressor)
-            compressor.policies = planned.policies
-            self._layout_notes = [f"Schedule: {compressor.schedule.in_words()}.", *planned.notes()]
+            self._planned = lasting_layout(compressor)
+            compressor.policies = self._planned.policies
         self.device_path = DevicePath(compressor)
         self.host_path = HostPath(compressor)
         self.collectives = Collectives(compressor, self.process_set)
@@ -147,7 +147,8 @@ class Adapter(BaseAdapter):
         self._expect_auto("timeline").write_timeline(path)
 
     def notes(self):
-        found = self._layout_notes if self.auto is None else self.auto.scheduler.notes()
+        planned = self._planned if self.auto is None else self.auto.scheduler
+        found = [] if planned is None else planned.notes(names_of(self.slots))
         return [*super().notes(), *found]
 
     def _expect_auto(self, what):
@@ -295,8 +296,7 @@ class Adapter(BaseAdapter):
         """Warn once of an optimizer that was not prepared; optimizers reduce in graphs only."""
         if self._momentum_warned or tf.executing_eagerly():
             return
-        message = momentum_warning(self.compressor)
-        if message is not None:
+        if (message := momentum_warning(self.compressor)) is not None:
             self._momentum_warned = True
             warnings.warn(f"deepreduce_hvd: {message}", stacklevel=3)
 

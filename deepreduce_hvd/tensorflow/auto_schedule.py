@@ -112,7 +112,9 @@ class AutoSchedule:
         self._layout = new
         with tf.device("CPU:0"):
             for slot in self._slots:
-                slot.policy = new.policies[slot.label]
+                # in no plan, a table is sent as without one
+                policies = self._adapter.compressor.policies if slot.is_table else new.policies
+                slot.policy = policies[slot.label]
                 slot.choice.follow(slot.policy, self._table_of(slot.policy))
 
     def _table_of(self, policy):

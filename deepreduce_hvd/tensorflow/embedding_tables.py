@@ -56,6 +56,8 @@ class TableState:
         self.from_slices = None
         #: whether the last probe had two numbers more
         self.probes = False
+        # what the last look has found, for the probe of the next step
+        self._last_look = local_variable(np.zeros(2, np.int64))
 
     @property
     def is_table(self):
@@ -67,6 +69,7 @@ class TableState:
     def is_table(self, known):
         if self._on_host:
             write(self._state, {None: _UNKNOWN, False: _OTHER, True: _TABLE_WITH_RESIDUAL}[known])
+            write(self._last_look, np.zeros(2, np.int64))
 
     def residual_changes(self):
         """Note that the residual was written outside of graphs and may be nonzero."""
@@ -118,17 +121,41 @@ class TableState:
             probe: the probe.
             gradient: the gradient, before it is encoded.
         """
+        return self._with(probe, self._look(gradient))
+
+    def with_last_look(self, probe):
+        """Return a probe that tells the other ranks about the gradient of the step before.
+
+        It does not wait for the gradient of this step. :meth:`look_for_next_probe` must follow.
+
+        Args:
+            probe: as for :meth:`with_look`.
+        """
+        return self._with(probe, self._last_look.read_value())
+
+    def look_for_next_probe(self, gradient):
+        """Look at a gradient, for :meth:`with_last_look` of the next step.
+
+        Args:
+            gradient: as for :meth:`with_look`.
+        """
+        self._last_look.assign(self._look(gradient))
+
+    def _with(self, probe, seen):
         self.probes = True
-        nothing = tf.zeros([2], tf.int64)
-        seen = nothing
-        if self._is_open():
-            state = self._state.read_value()
-            seen = tf.cond(
-                state <= _WAITING, lambda: self._look(gradient, state == _WAITING), lambda: nothing
-            )
         return tf.concat([probe, tf.cast(seen, probe.dtype)], axis=0)
 
-    def _look(self, gradient, is_waiting):
+    def _look(self, gradient):
+        """Return what a gradient looks like: (as a table, as another layer), of 0 and 1."""
+        nothing = tf.zeros([2], tf.int64)
+        if not self._is_open():
+            return nothing
+        state = self._state.read_value()
+        return tf.cond(
+            state <= _WAITING, lambda: self._look_like(gradient, state == _WAITING), lambda: nothing
+        )
+
+    def _look_like(self, gradient, is_waiting):
         """See :func:`deepreduce_hvd.adapters.embedding_tables.looks_like_table`.
 
         Outside of graphs it is not known whether a gradient is made from slices. There, the first

@@ -10,6 +10,7 @@ while forward runs, and no gradient waits for its probe.
 import numpy as np
 import tensorflow as tf
 
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.numerics.float16 import limit_of, unit_of
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
@@ -106,9 +107,10 @@ class Undecided(Pending):
         self._dtype = reduced_dtype(gradient.dtype)
         self._reduction = arguments_of_reduction()
         with tf.device("CPU:0"):
-            self.probe = tf.identity(
-                self._collectives.probe(step, self._dtype), name=f"{self._name}.probe"
-            )
+            probe = self._collectives.probe(step, self._dtype)
+            if slot.table is not None:
+                probe = slot.table.with_last_look(probe)
+            self.probe = tf.identity(probe, name=f"{self._name}.probe")
             self._ready = time_after(gradient)
             with tf.control_dependencies([step, self._ready, *before]):
                 self.gradient = tf.identity(gradient)
@@ -119,9 +121,13 @@ class Undecided(Pending):
         Args:
             probe: the probe after Horovod's reduction.
         """
-        choice = self.slot.choice
+        choice, table = self.slot.choice, self.slot.table
         with tf.device("CPU:0"):
-            self._scale = self._collectives.scale_of(self.slot, probe, self.step)
+            self._scale = self._collectives.scale_of(
+                self.slot, probe[: wire.PROBE_NUMBERS], self.step
+            )
+            if table is not None:
+                table.decide(probe[wire.PROBE_NUMBERS :], self._scale)
             with tf.control_dependencies([self._scale]):  # then all ranks take part
                 way = choice.way.read_value()
             result, encoded = tf.switch_case(
@@ -137,6 +143,8 @@ class Undecided(Pending):
 
     def _compressed(self):
         slot, group = self.slot, GradientGroup(None, None)
+        if slot.table is not None:
+            slot.table.look_for_next_probe(self.gradient)
         native = self._policy.codec.is_native(self._policy.memory)
         numbers = slot.choice if native else None
         group.payloads.append(self._host_path.encode(slot, self.gradient, numbers, self.step))

@@ -61,7 +61,7 @@ class TorchAdapter(BaseAdapter):
         self.times.write(path, self.layout.plan)
 
     def notes(self):
-        return [*super().notes(), *self.scheduler.notes()]
+        return [*super().notes(), *self.scheduler.notes(embedding_tables.names_of(self.slots))]
 
     def load_state_dict(self, state):
         """Check a state, or the list of all ranks' states, and load it."""

@@ -18,9 +18,11 @@ from ddp_tools import (
     gradients_of,
     loss_of,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.planning import layout, scheduler as scheduler_module
+from deepreduce_hvd.planning.policies import rows_codec
 
 #: the first step in which everything has been measured and all plans had their turns
 _DECIDED = 170
@@ -137,6 +139,42 @@ def scenario_auto_with_batches_for_some_ranks_only(directory):
     assert plans[0] is not None and len(set(plans)) == 1, plans
     steps = {row["steps"] for row in compressor.stats().values()}
     assert steps == {6 + 50 * (dist.get_world_size() - 1)}, steps
+
+
+def scenario_auto_with_an_embedding_table(directory):
+    """It gets the codec "rows" in each plan, also if it is used for the first time after that."""
+    for first_used in (1, 30):
+        network = torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300))
+        model = DistributedDataParallel(network, **SMALL_BUCKETS)
+        compressor = dr.Compressor(parameters=network.named_parameters(), schedule="auto")
+        compressor.register(model)
+        scheduler, draw = compressor.adapter.scheduler, random.Random(first_used)
+        scheduler._begin(scheduler._watch, 10**9)  # this program changes the plans
+        names, seen, ways = ["0.weight", "1.weight"], False, set()
+        for step in range(60):
+            plan = random_plans.random_plan(draw, names, dist.get_world_size())
+            way = "codec"  # in no message
+            for message in plan.messages:
+                way = message.way if "0.weight" in message.members else way
+            scheduler.layout = layout.of_plan(
+                compressor.first_policies, compressor.fingerprint, plan
+            )
+            network.zero_grad()
+            rows = (torch.arange(9) + 9 * step + dist.get_rank()) % 300
+            factor = float(step >= first_used)
+            (model(rows) * factor).pow(2).sum().backward()
+            row = compressor.stats()["0.weight"]
+            assert row["path"] == ("compressed" if seen or way == "codec" else way), (step, row)
+            if seen:
+                # the first time with what was left of earlier gradients
+                assert not ways or row["sent_values"] == 9 * 8, (step, row)
+                ways.add(way)
+            seen = seen or (factor > 0 and way == "codec")
+            assert (compressor.policies["0.weight"].codec == rows_codec()) == seen, step
+            assert_equal_everywhere([(n, p.grad) for n, p in network.named_parameters()], step)
+        assert ways == {"codec", "dense", "fp16"}, ways
+        assert compressor.adapter.notes()[0].endswith("0.weight."), compressor.adapter.notes()
+        compressor.close()
 
 
 def scenario_auto_with_nothing_to_measure(directory):

@@ -16,6 +16,7 @@ import keras as keras_3
 import numpy as np
 import tensorflow as tf
 import tensorflow_changing_plans
+import tensorflow_planned_tables
 from scenario_runner import refused
 from tensorflow_overflow_tools import coefficients, made, make_step
 from tensorflow_schedule_tools import CODEC, agreed, auto, equal_times
@@ -279,4 +280,5 @@ def scenario_fit_of_keras_3(directory):
 
 if __name__ == "__main__":
     hvd.init()
-    run_all({**globals(), **vars(tensorflow_changing_plans)}, sys.argv[1])
+    parts = tensorflow_changing_plans, tensorflow_planned_tables
+    run_all({**globals(), **{k: v for part in parts for k, v in vars(part).items()}}, sys.argv[1])

@@ -26,7 +26,7 @@ def model(tables):
     ]
 
 
-def _loss(named, rows):
+def loss_of_rows(named, rows):
     tables = [variable for name, variable in named if name != "kernel"]
     found = [tf.gather(table, one) for table, one in zip(tables, rows)]
     total = sum(tf.reduce_sum(one**2) for one in found)
@@ -47,7 +47,7 @@ def _warnings_of(named, compressor, steps, how):
 
     def gradients(*rows):
         with tf.GradientTape() as tape:
-            value = _loss(named, rows)
+            value = loss_of_rows(named, rows)
         if how == "slices":
             return dr.tensorflow.allreduce_gradients(
                 tape.gradient(value, variables), variables, compression=compressor
@@ -79,12 +79,12 @@ def scenario_tables_get_the_codec_rows(directory):
 
         def local(*rows, named=named, variables=variables):
             with tf.GradientTape() as tape:
-                value = _loss(named, rows)
+                value = loss_of_rows(named, rows)
             return [tf.convert_to_tensor(one) for one in tape.gradient(value, variables)]
 
         def reduced(*rows, named=named, variables=variables, compressor=compressor):
             with tf.GradientTape() as tape:
-                value = _loss(named, rows)
+                value = loss_of_rows(named, rows)
             tape = hvd.DistributedGradientTape(tape, compression=compressor, sparse_as_dense=True)
             return tape.gradient(value, variables)
 
@@ -156,7 +156,7 @@ def scenario_tables_keep_the_beta_of_a_prepared_optimizer(directory):
         def step(*rows, named=named, compressor=compressor, optimizer=optimizer):
             variables = [variable for _, variable in named]
             with tf.GradientTape() as tape:
-                value = _loss(named, rows)
+                value = loss_of_rows(named, rows)
             tape = hvd.DistributedGradientTape(tape, compression=compressor, sparse_as_dense=True)
             results = tape.gradient(value, variables)
             optimizer.apply_gradients(zip(results, variables))
@@ -188,7 +188,7 @@ def scenario_void_steps_and_loss_scales_change_nothing_else(directory):
         @tf.function(input_signature=[*[tf.TensorSpec([None], tf.int64)] * 2, tf.TensorSpec([])])
         def step(first, second, factor, named=named, compressor=compressor):
             with tf.GradientTape() as tape:
-                value = _loss(named, [first, second]) * factor
+                value = loss_of_rows(named, [first, second]) * factor
             tape = hvd.DistributedGradientTape(tape, compression=compressor, sparse_as_dense=True)
             return tape.gradient(value, [variable for _, variable in named])
 

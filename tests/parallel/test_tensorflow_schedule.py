@@ -3,7 +3,9 @@
 from launch import needs_tensorflow, scenario_tests, scenarios
 
 pytestmark = needs_tensorflow
-_SCRIPTS = "tensorflow_schedule.py", "tensorflow_changing_plans.py"
+_SCRIPTS = (
+    "tensorflow_schedule.py", "tensorflow_changing_plans.py", "tensorflow_planned_tables.py",
+)  # fmt: skip
 _QUICK = (
     "a_compressor_that_is_not_told_of_steps",
     "auto_measures_and_decides_alike",

@@ -13,6 +13,7 @@ import numpy as np
 import random_plans
 import torch
 import torch_given_plans
+import torch_planned_tables
 import torch_profiles
 import torch_uncompressed
 from scenario_runner import sample
@@ -389,7 +390,7 @@ def scenario_ranks_with_other_schedules_are_told(directory):
 
 
 if __name__ == "__main__":
-    parts = torch_given_plans, torch_profiles, torch_uncompressed
+    parts = torch_given_plans, torch_planned_tables, torch_profiles, torch_uncompressed
     run_reporting(
         {**globals(), **{k: v for part in parts for k, v in vars(part).items()}}, sys.argv[1]
     )

@@ -92,15 +92,19 @@ def scenario_a_table_without_rows_is_looked_at_later(directory):
 
 
 def scenario_what_a_table_can_have_is_suggested(directory):
-    """A plan needs one codec, and GTopK selects as many elements in each step."""
-    for settings in ({"communicator": dr.GTopK()}, {"schedule": "auto"}, {"communicator": "auto"}):
-        way = "rows" if settings.get("communicator") == "auto" else "dense"
+    """GTopK selects as many elements in each step."""
+    chosen = dr.recommended_codec()
+    for way, codec, settings in (
+        ("dense", None, {"communicator": dr.GTopK()}),
+        ("rows", None, {"communicator": "auto"}),
+        ("rows", chosen, {"schedule": "auto"}),
+    ):
         network = Model(1)
         named = list(network.named_parameters())
-        compressor = dr.Compressor(parameters=named, **settings)
+        compressor = dr.Compressor(codec, parameters=named, **settings)
         (said,) = warnings_of(network, compressor, [[np.arange(9)]] * 2)
         assert f'write dr.Compressor({{"table.0.weight": "{way}"}}, ' in said, (settings, said)
-        dr.Compressor({"table.0.weight": way}, parameters=named, **settings)
+        dr.Compressor({"table.0.weight": way, "*": codec}, parameters=named, **settings)
 
 
 def scenario_tables_that_are_not_delayed_need_no_warning(directory):

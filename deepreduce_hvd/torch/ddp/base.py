@@ -118,7 +118,9 @@ class DistributedAdapter(TorchAdapter):
         undecided = [
             slot
             for slot in self.slots.values()
-            if self.tables.is_undecided(slot) and not slot.frozen and slot.shape.numel()
+            if self.tables.is_undecided(slot)
+            and not (slot.frozen or slot.dense)
+            and slot.shape.numel()
         ]
         if not self.alone:
             embedding_tables.agree(self.tables, undecided, self._seen, self.transport)
