@@ -251,7 +251,7 @@ def expect_schedule(schedule, policies, communicator):
         )
     compressed = set(in_plans(policies).values())
     if schedule == "auto" and compressed:
-        codecs = {policy.codec for policy in compressed}
+        codecs = {policy.codec for policy in compressed if policy.codec is not None}
         if len(compressed) > 1 or ratio_of(next(iter(codecs))) is None:
             raise InvalidArgumentError(
                 "Compressor schedule: expected one codec with a ratio, such as TopK(0.01), for all"

@@ -373,7 +373,8 @@ class Scheduler:
         device = self._device_of(next(iter(slots.values())))
         found = conversion_seconds(self._time_fp16, device)
         # those of the parameters that a profile has
-        codecs = {one.codec for one in layout.in_plans(self._base.policies).values() if one.selects}
+        planned = layout.in_plans(self._base.policies).values()
+        codecs = {one.codec for one in planned if one.codec and one.selects}
         # one with a ratio, unless a job without "auto" has others
         if len(codecs) == 1 and layout.ratio_of(next(iter(codecs))) is not None:
             if self._curve is None:
