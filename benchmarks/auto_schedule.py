@@ -1,6 +1,6 @@
 """Measure whole training steps on 2 hosts with fixed settings and with ``schedule="auto"``.
 
-    python benchmarks/auto_schedule.py [--links 100mbit,1gbit,10gbit,unshaped] [--turns 6]
+    python benchmarks/auto_schedule.py [--links 100mbit,1gbit,10gbit,unshaped] [--turns 16]
 
 Every link is one job of Horovod with PyTorch, one of PyTorch's DDP and one of Horovod with
 TensorFlow, each on two hosts (network namespaces of this machine). Each row trains the same
@@ -87,7 +87,7 @@ def main():
     parser.add_argument(
         "--links", default=_MEASURED, help=f"comma-separated, of {', '.join(LINKS)}"
     )
-    parser.add_argument("--turns", type=int, default=6, help="turns of each row, of 4 steps")
+    parser.add_argument("--turns", type=int, default=16, help="turns of each row, of 4 steps")
     parser.add_argument("--features", type=int, default=2048, help="of the first linear layer")
     parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), help="comma-separated")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "auto-schedule.json")

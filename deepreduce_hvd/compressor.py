@@ -73,10 +73,10 @@ class Compressor:
         schedule: which gradients share a message and how each message is sent. None: buckets of
             ``bucket_bytes``. ``"auto"``: after some steps, the job measures its layers and network,
             tries the fastest plans, and uses the one whose steps take the least time; sending all
-            gradients uncompressed, or as float16, is among them (docs/schedule.md). On TensorFlow
-            it needs a decorator or a callback. A :class:`~deepreduce_hvd.schedule.Plan`: use it
-            from the first step on. After :meth:`register`, PyTorch decides which gradients share a
-            message.
+            gradients uncompressed, or as float16, is among them (docs/schedule.md). Embedding
+            tables are part of no plan. On TensorFlow it needs a decorator or a callback. A
+            :class:`~deepreduce_hvd.schedule.Plan`: use it from the first step on. After
+            :meth:`register`, PyTorch decides which gradients share a message.
         threads: on PyTorch, number of threads that encode gradients while backward makes others; 0
             leaves encoding to the thread of backward. Payloads do not depend on it. Default:
             (cores / ranks on this host) - 1, limited to the range 1 to 4. Threads are used with

@@ -96,6 +96,7 @@ class Scheduler:
         self._communicators = communicators
         self._schedule = compressor.schedule
         self._base = layout.of_settings(compressor.first_policies, compressor.fingerprint)
+        self._in_plans = layout.in_plans(self._base.policies)  # policies that plans may change
         if isinstance(self._schedule, Plan):
             self._base = self._layout_of(self._schedule)
         self.restart()
@@ -131,8 +132,7 @@ class Scheduler:
         """
         if self._totals is None and self._is_warm(slots):
             self._totals = totals(slots)
-        nothing = not layout.in_plans(self._base.policies)
-        if self._schedule != "auto" or transport.size == 1 or nothing:
+        if self._schedule != "auto" or transport.size == 1 or not self._in_plans:
             return
         one_race.step_ends(self)
         if self._times.seconds is not None:
@@ -153,9 +153,8 @@ class Scheduler:
         """
         if self._schedule is None:
             return []
-        policies = self._base.policies
-        if self._schedule == "auto" and not {*layout.in_plans(policies)} - {*tables}:
-            some = any(not one.dense for one in policies.values())
+        if self._schedule == "auto" and not {*self._in_plans} - {*tables}:
+            some = any(not one.dense for one in self._base.policies.values())
             besides = " besides those of embedding tables" if some else ""
             return [f"Schedule: no plan, because no gradient{besides} is compressed."]
         if self.layout.plan is None:
@@ -373,8 +372,7 @@ class Scheduler:
         device = self._device_of(next(iter(slots.values())))
         found = conversion_seconds(self._time_fp16, device)
         # those of the parameters that a profile has
-        planned = layout.in_plans(self._base.policies).values()
-        codecs = {one.codec for one in planned if one.codec and one.selects}
+        codecs = {one.codec for one in self._in_plans.values() if one.codec and one.selects}
         # one with a ratio, unless a job without "auto" has others
         if len(codecs) == 1 and layout.ratio_of(next(iter(codecs))) is not None:
             if self._curve is None:

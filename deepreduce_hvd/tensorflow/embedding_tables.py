@@ -1,7 +1,9 @@
 """Embedding tables among the variables, see ``adapters/embedding_tables.py``.
 
 In a graph, only gradients that are made from slices are looked at, so that other gradients cost
-almost nothing. Horovod makes them dense. No other layer has such gradients.
+almost nothing. Horovod makes them dense. No other layer has such gradients. If Horovod adds up the
+gradients of several backward passes, it is not known which ones are made from slices, so all sums
+are looked at.
 """
 
 import warnings
@@ -17,6 +19,7 @@ from deepreduce_hvd.stages.memories import NoMemory
 from deepreduce_hvd.tensorflow.graph import is_exported
 from deepreduce_hvd.tensorflow.local_variables import local_variable, read, write
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
+from deepreduce_hvd.tensorflow.variables import is_accumulated
 
 #: operators that may stand between slices and the gradient that Horovod reduces
 _ELEMENT_WISE = "Cast", "Identity", "Mul", "RealDiv", "Reshape"
@@ -54,6 +57,7 @@ class TableState:
         #: whether the gradient that was traced or given last is made from slices in a graph; None
         #: before the first
         self.from_slices = None
+        self._looks = False  # whether it is looked at
         #: whether the last probe had two numbers more
         self.probes = False
         # what the last look has found, for the probe of the next step
@@ -90,13 +94,14 @@ class TableState:
             tf.where(undo & (state == _TABLE), _constant(_TABLE_WITH_RESIDUAL), state)
         )
 
-    def begin(self, from_slices):
+    def begin(self, from_slices, looks):
         """Begin to trace, or to reduce, a gradient.
 
         Args:
             from_slices: what :func:`is_from_slices` returned.
+            looks: whether the gradient is to be looked at in a graph.
         """
-        self.from_slices = from_slices
+        self.from_slices, self._looks = from_slices, looks
         if not self._is_open():
             self.share()
 
@@ -109,7 +114,7 @@ class TableState:
 
     def _is_open(self):
         """Return whether the gradient that is traced now, or given, may be that of a table."""
-        return self._on_host and (tf.executing_eagerly() or bool(self.from_slices))
+        return self._on_host and (tf.executing_eagerly() or self._looks)
 
     def with_look(self, probe, gradient):
         """Return a probe with two more numbers, which tell the other ranks about a gradient.
@@ -158,8 +163,7 @@ class TableState:
     def _look_like(self, gradient, is_waiting):
         """See :func:`deepreduce_hvd.adapters.embedding_tables.looks_like_table`.
 
-        Outside of graphs it is not known whether a gradient is made from slices. There, the first
-        gradient decides.
+        If it is not known whether a gradient is made from slices, the first gradient decides.
         """
         used = _used_rows(gradient)
         count, rows = tf.math.count_nonzero(used), tf.size(used, tf.int64)
@@ -274,7 +278,7 @@ class EmbeddingTables:
     def __init__(self, compressor):
         self._compressor = weakref.ref(compressor)  # graphs refer to this object
         self._candidates = compressor.table_candidates
-        self._from_slices = False  # whether a graph makes the gradient from slices
+        self._looks = False  # whether the gradient that has begun is looked at in a graph
         self._looked_at = set()  # names of variables whose first gradient is known
         self._expected = set()  # names of variables in graphs whose first gradient is not
         self._found = []
@@ -294,9 +298,10 @@ class EmbeddingTables:
             slot: slot of the variable.
             gradient: its gradient, as Horovod passes it.
         """
-        self._from_slices = is_from_slices(gradient)
+        from_slices = is_from_slices(gradient)
+        self._looks = from_slices or is_accumulated()
         if slot.table is not None:
-            slot.table.begin(self._from_slices)
+            slot.table.begin(from_slices, self._looks)
 
     def look_at(self, slot, gradient):
         """Look at the first gradient of a variable whose codec stays; in a graph, when it runs.
@@ -316,7 +321,7 @@ class EmbeddingTables:
         if tf.executing_eagerly():
             if name not in self._looked_at:
                 self._note(name, int(tf.math.count_nonzero(_used_rows(gradient))), rows)
-        elif tf.compat.v1.executing_eagerly_outside_functions() and self._from_slices:
+        elif tf.compat.v1.executing_eagerly_outside_functions() and self._looks:
             self._expected.add(name)
 
             def note(used):

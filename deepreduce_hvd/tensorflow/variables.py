@@ -30,6 +30,11 @@ _REDUCING = ("allreduce_grads", "tf__allreduce_grads")
 #: functions that call compress for several gradients, and for one
 _GROUPED = ("grouped_allreduce", "tf__grouped_allreduce")
 _CALLING = ("allreduce", "tf__allreduce", *_GROUPED)
+#: modules of its functions that add up the gradients of several backward passes
+_ACCUMULATING = (
+    "horovod.tensorflow.gradient_aggregation",
+    "horovod.tensorflow.gradient_aggregation_eager",
+)
 
 
 def tensorflow_variable(parameter):
@@ -255,6 +260,12 @@ def reduces_several():
     if frame is None or frame.f_code.co_name not in _GROUPED:
         return False
     return len(frame.f_locals["tensors"]) > 1
+
+
+def is_accumulated():
+    """Return whether Horovod reduces sums of several passes (``backward_passes_per_step``)."""
+    callers = frames_of(sys._getframe(1))
+    return any(frame.f_globals.get("__name__") in _ACCUMULATING for frame in callers)
 
 
 def begins_call(tensor):

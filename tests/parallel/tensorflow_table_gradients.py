@@ -7,11 +7,13 @@ import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
 from table_programs import COLUMNS, ROWS
-from tensorflow_tables import model
+from tensorflow_tables import loss_of_rows, model
+from tensorflow_tools import assert_equal_everywhere
 
 import deepreduce_hvd as dr
 import deepreduce_hvd.tensorflow
 from deepreduce_hvd.adapters.embedding_tables import names_of
+from deepreduce_hvd.planning.policies import rows_codec
 
 
 def _tape_step(variable, compressor, reduces=None):
@@ -185,3 +187,49 @@ def scenario_tables_of_single_gradients(directory):
         if is_table:
             tf.debugging.assert_near(result, gradient)
         compressor.close()
+
+
+def scenario_sums_of_several_backward_passes(directory):
+    """Horovod adds up dense gradients; a table uses few rows in all passes together."""
+    for traced in (True, False):
+        named = model(2)
+        variables = [variable for _, variable in named]
+        compressor = dr.Compressor(parameters=named)
+        optimizer = hvd_keras.DistributedOptimizer(
+            tf.keras.optimizers.SGD(1e-3), compression=compressor, backward_passes_per_step=3,
+            sparse_as_dense=True,
+        )  # fmt: skip
+
+        def step(*rows, named=named, variables=variables, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                value = loss_of_rows(named, rows)
+            optimizer.minimize(value, variables, tape=tape)
+
+        if traced:
+            step = tf.function(step, input_signature=[tf.TensorSpec([None], tf.int64)] * 2)
+        for number in range(4):
+            kept = _residuals(compressor)
+            before, own = [one.numpy() for one in variables], np.zeros((ROWS, COLUMNS))
+            for part in range(3):
+                first = 40 * number + 9 * part + hvd.rank()
+                few, many = tf.range(first, first + 9), tf.range(350)
+                rows = [tf.cast(one % ROWS, tf.int64) for one in (few, many)]
+                with tf.GradientTape() as tape:
+                    value = loss_of_rows(named, rows)
+                own += tf.convert_to_tensor(tape.gradient(value, variables[0])).numpy()
+                step(*rows)
+            if number > 0:  # known since the first sum
+                total = (own.ravel() + kept["table0"].ravel()).astype(np.float32)
+                sent = dr.decode(rows_codec().encode(total)).reshape(ROWS, COLUMNS)
+                mean = hvd.allreduce(tf.constant(sent), name=f"mean.{traced}.{number}")
+                change = (before[0] - variables[0].numpy()) / 1e-3
+                np.testing.assert_allclose(change, mean, rtol=1e-3, atol=1e-3)
+                assert not _residuals(compressor)["table0"].any(), number
+        assert names_of(compressor.adapter.slots) == ["table0"]
+        assert_equal_everywhere(variables, f"passes {traced}")
+        compressor.close()
+
+
+def _residuals(compressor):
+    parameters = compressor.state_dict()["parameters"]
+    return {name: entry["memory"]["residual"] for name, entry in parameters.items()}
