@@ -184,7 +184,7 @@ def test_steps_that_compress_nothing_hold_nobody_up(two):
 
 
 def test_a_compressor_that_compresses_nothing_has_no_trials(two):
-    two.schedulers[0]._base = SimpleNamespace(policies={"weight": Policy("dense")})
+    two.schedulers[0]._in_plans = {}
     two.steps(250)
     assert not any(0 in racing for racing in two.trying) and two.plan(1) == "dense"
 
