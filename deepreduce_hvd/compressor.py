@@ -302,7 +302,8 @@ class Compressor:
         """Return the residuals, the step counters and the embedding tables of this rank.
 
         Save one state per rank. Training that resumes from it continues bit for bit, but
-        ``schedule="auto"`` chooses a plan again; :attr:`plan` can be saved too.
+        ``schedule="auto"`` chooses a plan again, and on TensorFlow it may find a table one step
+        later. :attr:`plan` can be saved too.
 
         Returns:
             A dictionary of numbers, strings and the memory's float32 arrays, in the parameters'

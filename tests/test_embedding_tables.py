@@ -6,8 +6,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 hvd = pytest.importorskip("horovod.torch", reason="Horovod is not installed")
 
 import deepreduce_hvd as dr  # noqa: E402
-from deepreduce_hvd.adapters.embedding_tables import has_bias  # noqa: E402
+from deepreduce_hvd.adapters.embedding_tables import has_bias, names_of  # noqa: E402
 from deepreduce_hvd.planning.measured_profile import profiled  # noqa: E402
+from deepreduce_hvd.planning.policies import Policy, rows_codec  # noqa: E402
 from deepreduce_hvd.torch.prepare import momentum_warning  # noqa: E402
 
 hvd.init()
@@ -71,7 +72,14 @@ def test_profiles_leave_tables_out():
 
     compressor = with_table(model())
     slots = compressor.adapter.slots
-    assert profiled(compressor.first_policies, Times, slots) == ["layer.weight"]
+    policies = compressor.first_policies
+    assert profiled(policies, Times, slots, names_of(slots)) == ["layer.weight"]
+    assert profiled(policies, Times, slots, []) == ["layer.weight", "table.weight"]
+    rows = policies | {"layer.weight": Policy("codec", rows_codec())}
+    assert profiled(rows, Times, slots, []) == ["table.weight"]
+    assert profiled(rows, Times, slots, names_of(slots)) == []
+    rows = {name: Policy("codec", rows_codec()) for name in Times.ready}
+    assert profiled(rows, Times, slots, []) == ["layer.weight", "table.weight"]
 
 
 def test_candidates_are_compared_between_ranks():

@@ -58,9 +58,17 @@ def test_layouts_of_plans_leave_tables_out(seed):
         assert made.plan is plan
     assert not found or two.fingerprint != one.fingerprint
     planned = {name for message in plan.messages for name in message.members}
-    text = " ".join(two.notes(found))
-    for name in names:
-        assert (name in text) == (name not in planned | tables), (name, text)
+    notes = two.notes(found)
+    for start, expected in (
+        ("Sent by their rows, and not as the plan says: ", planned & tables),
+        ("The plan leaves out ", {*names} - planned - tables),
+    ):
+        (said,) = [one for one in notes if one.startswith(start)] or [""]
+        assert {name for name in names if name in said} == expected, (start, notes)
+    words = sum(
+        int(number) for number in re.findall(r"(\d+)(?: parameters?)? (?:un|as|comp)", notes[0])
+    )
+    assert words == len(planned - tables), notes
     assert layout.in_plans(policies) == {name: other for name in names if name not in named}
     layout.expect_schedule("auto", policies, dr.Allgather())
     assert layout.ways_of(policies) == ("dense", "fp16", "codec")

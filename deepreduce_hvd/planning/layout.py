@@ -51,16 +51,33 @@ class Layout:
         """
         if self.plan is None:
             return []
-        found = [f"Schedule{', on trial' if is_on_trial else ''}: {self.plan.in_words()}."]
-        planned = {name for message in self.plan.messages for name in message.members}
-        left = [name for name in in_plans(self.policies) if name not in {*planned, *tables}]
+        planned = in_plans(self.policies)
+        rows = {name for name, one in self.policies.items() if not one.dense} - {*planned}
+        rows.update(tables)
+        messages = [_without(message, rows) for message in self.plan.messages]
+        followed = dataclasses.replace(self.plan, messages=tuple(one for one in messages if one))
+        found = [f"Schedule{', on trial' if is_on_trial else ''}: {followed.in_words()}."]
+        members = [name for message in self.plan.messages for name in message.members]
+        by_rows = [name for name in members if name in rows]
+        if by_rows:
+            found.append(f"Sent by their rows, and not as the plan says: {_some(by_rows)}.")
+        left = [name for name in planned if name not in {*members, *tables}]
         if left:
-            names = ", ".join([*left[:_MOST_NAMES], *(["..."] if len(left) > _MOST_NAMES else [])])
             found.append(
                 f"The plan leaves out {len(left)} of the compressed parameters, sent as without a"
-                f" plan: {names}."
+                f" plan: {_some(left)}."
             )
         return found
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])])
+
+
+def _without(message: Message, names: Collection[str]) -> Message | None:
+    """Return a message without these members; None if no other is left."""
+    left = tuple(name for name in message.members if name not in names)
+    return dataclasses.replace(message, members=left) if left else None
 
 
 def of_settings(policies: Mapping[str, Policy], fingerprint: int) -> Layout:

@@ -46,7 +46,7 @@ class Costs(NamedTuple):
         return tuple((at, factor * self.payload) for at, factor in growth or ((ratio, 1.0),))
 
 
-def measured_profile(policies, times, slots, ranks, costs=None, growth=None, **measured):
+def measured_profile(policies, times, slots, ranks, tables, costs=None, growth=None, **measured):
     """Return the :class:`~deepreduce_hvd.schedule.Profile` of this rank.
 
     Args:
@@ -55,6 +55,7 @@ def measured_profile(policies, times, slots, ranks, costs=None, growth=None, **m
         slots: slots of the parameters, by name.
         ranks: number of ranks. Each counts as a host of its own, because all of them exchange
             payloads.
+        tables: names of the embedding tables that were found.
         costs: {parameter name: :class:`Costs`}; None for the averages over all steps.
         growth: as for :meth:`Costs.points`.
         measured: what else was measured, as arguments of ``Profile``.
@@ -67,11 +68,13 @@ def measured_profile(policies, times, slots, ranks, costs=None, growth=None, **m
         name: Costs.of_steps(total, (0.0, 0.0, 0), slots[name])
         for name, total in totals(slots).items()
     }
-    names, elements, ready = profiled(policies, times, slots), elements_of(slots), times.ready
+    names, elements = profiled(policies, times, slots, tables), elements_of(slots)
     if not names:
         raise InvalidArgumentError(
-            "profile: expected some complete steps with compressed gradients, got none"
+            "profile: expected some complete steps with compressed gradients, besides those of"
+            " embedding tables, got none"
         )
+    ready = times.ready
     codecs = [policies[name].codec for name in names]
     ratio = _expect_one_ratio(codecs)
     shares, density = dict.fromkeys(names), ratio
@@ -109,21 +112,24 @@ def _expect_one_ratio(codecs):
     return ratios.pop()
 
 
-def profiled(policies, times, slots):
+def profiled(policies, times, slots, tables):
     """Return the names of a profile's parameters, in the order in which gradients become ready.
 
     These are all of which the last complete steps selected elements. If they selected of none,
     these are all that they compressed. Embedding tables are left out, unless the user has given all
     compressed parameters the codec "rows".
+
+    Args:
+        policies, times, slots, tables: as for :func:`measured_profile`.
     """
-    ready, elements, planned = times.ready, elements_of(slots), layout.in_plans(policies)
+    ready, elements = times.ready, elements_of(slots)
+    counted = layout.in_plans(policies) or policies
     compressed = [
         name
         for name in sorted(ready, key=ready.__getitem__)
-        if not policies[name].dense and elements[name] and not slots[name].is_table
+        if name in counted and not policies[name].dense and elements[name] and name not in tables
     ]
-    found = [name for name in compressed if name in planned]
-    return [name for name in found if policies[name].selects] or found or compressed
+    return [name for name in compressed if policies[name].selects] or compressed
 
 
 def totals(slots):

@@ -160,6 +160,19 @@ class CodecCurve(NamedTuple):
     seconds_per_kept_element: float
 
 
+def curve_of_policies(policies):
+    """Return the :class:`CodecCurve` of the one codec with a ratio that selects elements, or None.
+
+    Args:
+        policies: those of the parameters that a profile has. Without "auto", a job may have several
+            codecs, or one without a ratio.
+    """
+    codecs = {one.codec for one in policies if one.codec and one.selects}
+    if len(codecs) != 1 or layout.ratio_of(next(iter(codecs))) is None:
+        return None
+    return curve_of(*codecs)
+
+
 def curve_of(codec):
     """Return the :class:`CodecCurve` of a codec whose sparsifier has a ratio.
 

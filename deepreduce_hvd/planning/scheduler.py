@@ -33,7 +33,7 @@ from deepreduce_hvd.planning.measured_profile import (
 )
 from deepreduce_hvd.planning.measurements import (
     conversion_seconds,
-    curve_of,
+    curve_of_policies,
     gather_overlap,
     network_tables,
 )
@@ -79,6 +79,10 @@ class Scheduler:
         on_host: whether the gradients of GPUs are encoded and summed on the host.
         communicators: names of the communicators that plans may use. Default: all that the codecs
             and memories support.
+        tables: function that returns the names of the embedding tables, the same on all ranks in
+            each step of the job.
+        meanwhile: function that is called again and again while this rank waits for the others.
+            They may wait for messages of this rank before they come.
 
     Attributes:
         layout: the layout for the next step.
@@ -86,14 +90,17 @@ class Scheduler:
     """
 
     def __init__(
-        self, compressor, times, time_fp16, buckets=lambda: None, on_host=False, communicators=None
-    ):
+        self, compressor, times, time_fp16, buckets=lambda: None, on_host=False, communicators=None,
+        tables=lambda: (), meanwhile=lambda: None,
+    ):  # fmt: skip
         self._compressor = compressor
         self._times = times
         self._time_fp16 = time_fp16
         self._buckets = buckets
         self._on_host = on_host
         self._communicators = communicators
+        self._tables = tables
+        self._meanwhile = meanwhile
         self._schedule = compressor.schedule
         self._base = layout.of_settings(compressor.first_policies, compressor.fingerprint)
         self._in_plans = layout.in_plans(self._base.policies)  # policies that plans may change
@@ -108,7 +115,7 @@ class Scheduler:
         self._measured = {}
         self._costs = self._curve = self._fitted = None
         self._totals = None  # those at the end of the warm-up
-        self._figures = Figures(self._compressor)
+        self._figures = Figures(self._compressor, self._meanwhile)
         self._different, self._differing = _DIFFERENT, 0
         self._waited = 0  # steps in which another compressor tried plans
         one_race.give_back(self)
@@ -168,6 +175,9 @@ class Scheduler:
 
     def _warm_up(self, transport, slots):
         if self._left <= 0 and self._is_warm(slots):
+            if not {*self._in_plans} - {*self._tables()}:  # only tables are left
+                self._begin(self._warm_up, _WINDOW)
+                return
             # Ranks may take the steps of several compressors in other orders, so they have to
             # agree. A compressor whose steps compress nothing never ends its measurements.
             if self._waited < _MOST_WAITING and self._is_busy(transport):
@@ -352,6 +362,7 @@ class Scheduler:
             self._times,
             slots,
             ranks,
+            self._tables(),
             self._costs or self._costs_since_warm_up(slots),
             **self._measured,
         )
@@ -365,22 +376,17 @@ class Scheduler:
 
     def _profiled(self, slots):
         """Return the names of the parameters that the last complete step compressed."""
-        return profiled(self._base.policies, self._times, slots)
+        return profiled(self._base.policies, self._times, slots, self._tables())
 
     def _measured_costs(self, slots):
         """Return what conversion and encoding cost, as arguments of ``measured_profile``."""
         device = self._device_of(next(iter(slots.values())))
-        found = conversion_seconds(self._time_fp16, device)
-        # those of the parameters that a profile has
-        codecs = {one.codec for one in self._in_plans.values() if one.codec and one.selects}
-        # one with a ratio, unless a job without "auto" has others
-        if len(codecs) == 1 and layout.ratio_of(next(iter(codecs))) is not None:
-            if self._curve is None:
-                self._curve = curve_of(*codecs)
-            found.update(growth=self._curve.growth, max_density=self._curve.max_density)
-            if str(device) == "cpu":  # a GPU encodes its own gradients
-                found["seconds_per_kept_element"] = self._curve.seconds_per_kept_element
-        return found
+        if self._curve is None:
+            self._curve = curve_of_policies(self._in_plans.values())
+        costs = {} if self._curve is None else self._curve._asdict()
+        if str(device) != "cpu":  # a GPU encodes its own gradients
+            costs.pop("seconds_per_kept_element", None)
+        return {**conversion_seconds(self._time_fp16, device), **costs}
 
     def _device_of(self, slot):
         return "cpu" if self._on_host else slot.parameter.device

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from deepreduce_hvd.adapters.embedding_tables import names_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning import layout
 from deepreduce_hvd.planning.policies import Policy
@@ -43,8 +44,9 @@ class AutoSchedule:
         # each gradient is a message of its own, but Horovod merges those that wait, so predictions
         # of plans with larger messages are closer
         self.scheduler = Scheduler(
-            adapter.compressor, self._times, _time_fp16, on_host=True, communicators=("Allgather",)
-        )
+            adapter.compressor, self._times, _time_fp16, on_host=True, communicators=("Allgather",),
+            tables=lambda: names_of(adapter.slots),
+        )  # fmt: skip
         self.is_told = False
         self._tables = {}  # policy -> numbers of its codec at each step
         self._seen = np.zeros((len(self._slots), 6))
@@ -112,9 +114,7 @@ class AutoSchedule:
         self._layout = new
         with tf.device("CPU:0"):
             for slot in self._slots:
-                # in no plan, a table is sent as without one
-                policies = self._adapter.compressor.policies if slot.is_table else new.policies
-                slot.policy = policies[slot.label]
+                slot.policy = new.policies[slot.label]
                 slot.choice.follow(slot.policy, self._table_of(slot.policy))
 
     def _table_of(self, policy):

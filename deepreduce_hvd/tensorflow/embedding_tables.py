@@ -249,6 +249,12 @@ class TableState:
             state >= _TABLE_WITH_RESIDUAL, rows, lambda: encode(gradient, numbers, [residual])
         )
 
+    def is_known_table(self):
+        """Return whether its gradients are sent by their rows now, as a tensor."""
+        if not self._is_open():
+            return tf.constant(False)
+        return self._state.read_value() >= _TABLE_WITH_RESIDUAL
+
     @property
     def may_suit_momentum(self):
         """Whether momentum may suit the variable, as far as tracing tells."""

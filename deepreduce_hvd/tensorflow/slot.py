@@ -259,8 +259,8 @@ class Slot(tf.Module):
         if self.table is not None and self.table.probes:  # two numbers more than wire.PROBE_NUMBERS
             probe_bytes += 2 * reduced_dtype(self.dtype).size
         sent_bytes += probe_bytes
-        path = "compressed"
-        if self.dense and self.reduced:
+        path, dense = "compressed", self.dense and not self.is_table
+        if dense and self.reduced:
             sent_bytes, rounds, communicator, path = (
                 self.elements * sent_dtype(self.dtype, self.policy.way).size,
                 0,
@@ -269,13 +269,13 @@ class Slot(tf.Module):
             )
             if self.choice is not None:
                 sent_bytes += probe_bytes
-        elif self.dense or (payload.size == 0 and not last.rounds):
+        elif dense or (payload.size == 0 and not last.rounds):
             sent_bytes, rounds, communicator, path = 0, 0, None, "none"
-        keeps_everything = not self.dense and self.policy.memory.keeps_everything
+        keeps_everything = not dense and self.policy.memory.keeps_everything
         return statistics.row(
             self.elements, self.elements * self.dtype.size, sent_bytes, self.steps,
             self.encode_seconds, self.decode_seconds,
-            path=path, payload=None if self.dense or payload.size == 0 else payload,
+            path=path, payload=None if dense or payload.size == 0 else payload,
             kept=read(self.state[0]) if keeps_everything and not self.is_table else None,
             rounds=rounds, communicator=communicator, untimed_steps=self.untimed_steps,
         )  # fmt: skip

@@ -130,6 +130,8 @@ class Undecided(Pending):
                 table.decide(probe[wire.PROBE_NUMBERS :], self._scale)
             with tf.control_dependencies([self._scale]):  # then all ranks take part
                 way = choice.way.read_value()
+                if table is not None:  # part of no plan
+                    way = tf.where(table.is_known_table(), _WAYS.index(CODEC), way)
             result, encoded = tf.switch_case(
                 way, [self._compressed, self._uncompressed, self._halved]
             )

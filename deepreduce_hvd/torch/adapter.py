@@ -52,6 +52,9 @@ class Adapter(TorchAdapter):
         self._probes = Probes()
         self._steps = OptimizerSteps(compressor, self._parameters, self.tables)
         self._exchanges = Exchanges(compressor, self.device_path, self.times)
+        # Ranks may step optimizers in another order, so they learn of tables in other steps. When
+        # the next step of the job begins, all of them know the same ones.
+        self._tables_before = []
         # whether a result was returned since the last check for elastic training
         self._delivered = True
         self.watcher = watch(self)
@@ -112,6 +115,7 @@ class Adapter(TorchAdapter):
         if leads:
             self.times.begin(time.perf_counter())
             self.layout = self.scheduler.layout
+            self._tables_before = super().known_tables()
         return self._steps.begin(owner, self.device_path.sums(), self.layout, leads)
 
     # Dynamo would trace it in a training step that is compiled as a whole
@@ -169,7 +173,7 @@ class Adapter(TorchAdapter):
         numbers = wire.probe(hvd.rank(), step.buckets.fingerprint, slot.steps - 1)
         if undecided:  # on all ranks
             numbers = [*numbers, *map(float, seen)]
-        kept = self._probes.take(numbers, _probe_device(caller, tensor))
+        kept = self._probes.take(numbers, caller.probe_device(tensor))
         return kept.tensors[0], Pending(slot, tensor, made, step, kept, flight)
 
     def _call_ranks(self, label):
@@ -343,6 +347,12 @@ class Adapter(TorchAdapter):
 
     # --- end of a step, and state ---
 
+    def known_tables(self):
+        return self._tables_before
+
+    def advance_others(self):
+        self._exchanges.advance_all(self._steps.flights_beside(None), self.transport)
+
     def framework_settings(self):
         """Return which parameters are frozen; their buckets depend on it."""
         return [
@@ -384,12 +394,3 @@ class Adapter(TorchAdapter):
         finite = step.device_sums.check()
         step.void = step.void or not finite
         self._end_step(step.slots, step.void)
-
-
-def _probe_device(caller, gradient):
-    """Return the device for a probe.
-
-    The host reads the probe, so it belongs there. But if Horovod may reduce it together with
-    gradients in one call, it must be on their device.
-    """
-    return _HOST if caller.alone else gradient.device

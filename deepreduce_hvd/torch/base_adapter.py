@@ -35,7 +35,10 @@ class TorchAdapter(BaseAdapter):
     def __init__(self, compressor, transport, buckets=lambda: None, on_host=False):
         super().__init__(compressor, transport)
         self.times = StepTimes()
-        self.scheduler = Scheduler(compressor, self.times, time_fp16, buckets, on_host)
+        self.scheduler = Scheduler(
+            compressor, self.times, time_fp16, buckets, on_host, tables=self.known_tables,
+            meanwhile=self.advance_others,
+        )  # fmt: skip
         self.layout = self.scheduler.layout
         self._warned = set()
         self.tables = embedding_tables.EmbeddingTables(compressor, self._is_on_gpu)
@@ -59,6 +62,13 @@ class TorchAdapter(BaseAdapter):
     def timeline(self, path):
         """Write the last step as a trace, as :meth:`Compressor.timeline`."""
         self.times.write(path, self.layout.plan)
+
+    def known_tables(self):
+        """Return the names of the embedding tables, the same on all ranks in a step of the job."""
+        return embedding_tables.names_of(self.slots)
+
+    def advance_others(self):
+        """Advance exchanges that other ranks may wait for, while this rank waits for them."""
 
     def notes(self):
         return [*super().notes(), *self.scheduler.notes(embedding_tables.names_of(self.slots))]

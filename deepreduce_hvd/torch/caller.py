@@ -38,6 +38,14 @@ class Caller(NamedTuple):
     alone: bool
     process_set: object
 
+    def probe_device(self, gradient: torch.Tensor) -> torch.device:
+        """Return the device for the probe of a gradient.
+
+        The host reads the probe, so it belongs there. But if Horovod may reduce it together with
+        gradients in one call, it must be on their device.
+        """
+        return torch.device("cpu") if self.alone else gradient.device
+
 
 # Frames are recognized by the addresses of their code: Python 3.12 hashes a code object by all its
 # instructions, and several frames are looked at for each gradient.

@@ -192,7 +192,7 @@ class OptimizerSteps:
         return any(gradient is not None and bool(gradient.any()) for gradient in gradients)
 
     def flights_beside(self, step):
-        """Return the flights of other optimizers' steps that have all their gradients.
+        """Return the flights of other steps than ``step`` that have all their gradients.
 
         Another rank may request those results first.
         """

@@ -63,7 +63,7 @@ def scenario_plans_that_change_in_every_step_leave_tables_out(directory):
         names = [name for name, _ in named]
         compressor = dr.Compressor(parameters=named, schedule="auto", seed=seed)
         reduce = dr.tensorflow.scheduled(compressor)(_step_of(named, compressor, seed % 3 != 2))
-        seen: dict[str, list] = {name: [] for name in names}  # (number, step) if compressed
+        seen: dict[str, list] = {name: [] for name in names}  # steps that were compressed
         for number, step in enumerate(programs):
             plan = None
             if draw.random() < 0.8:
@@ -75,13 +75,10 @@ def scenario_plans_that_change_in_every_step_leave_tables_out(directory):
             own, results = _local(named, rows), reduce(*rows)
             after, stats = _memory(compressor), compressor.stats()
             for place, name in enumerate(names):
-                label, way, is_table = f"{seed}.{number}.{name}", planned[name].way, False
-                if place < 2:
-                    # All ranks know in the next step what one has seen. What is sent in another
-                    # way then is sent in buckets in the step after that.
-                    last = number if way == "codec" else number - 1
-                    told = [one for when, one in seen[name] if when < last]
-                    is_table = (decided_at(told, place) or (0, False))[1]
+                label, way = f"{seed}.{number}.{name}", planned[name].way
+                # all ranks know in the next step what one has seen
+                decided = decided_at(seen[name], place) if place < 2 else None
+                is_table = bool(decided and decided[1])
                 if is_table:
                     found += 1
                     left_out.add(way)
@@ -99,7 +96,7 @@ def scenario_plans_that_change_in_every_step_leave_tables_out(directory):
                 difference = abs(results[place].numpy().ravel() - expected)
                 assert (difference <= limit * (sizes + 1e-3)).all(), (label, difference.max())
                 if way == "codec":
-                    seen[name].append((number, step))
+                    seen[name].append(step)
             assert_equal_everywhere(results, f"planned {seed} {number}")
             for (_, variable), result in zip(named, results):
                 variable.assign_sub(1e-3 * result)
@@ -151,4 +148,33 @@ def scenario_auto_finds_tables_before_it_plans(directory):
         assert names_of(compressor.adapter.slots) == ["table0"]
         notes = compressor.adapter.notes()
         assert "table0" in notes[0] and "leaves out" not in " ".join(notes), notes
+        compressor.close()
+
+
+def scenario_tables_while_one_plan_stays(directory):
+    """The graph follows what is found or loaded, not only a new plan."""
+    uncompressed = random_plans.plan_of([Message(("table0", "kernel"), "dense")], hvd.size())
+    for case in ("found in the last step before", "loaded", "forgotten"):
+        named = model(1)
+        compressor = dr.Compressor(parameters=named, schedule="auto")
+        step = dr.tensorflow.scheduled(compressor)(_step_of(named, compressor))
+        follow(compressor, None)
+        for number in range(1 if case.startswith("found") else 3):
+            step(_rows_of(number)[0])
+        state = compressor.state_dict()
+        follow(compressor, uncompressed)
+        if case != "found in the last step before":
+            assert names_of(compressor.adapter.slots) == ["table0"]
+            known = case == "loaded"
+            for is_known in (not known, known):
+                state["parameters"]["table0"]["is_table"] = is_known or None
+                compressor.load_state_dict(state)
+                results = step(_rows_of(3)[0])
+        for number in range(4, 8):
+            results = step(_rows_of(number)[0])
+        row = compressor.stats()["table0"]
+        way = "dense" if case == "forgotten" else "compressed"
+        assert row["path"] == way and (way == "dense" or row["sent_values"] == 9 * COLUMNS), row
+        assert names_of(compressor.adapter.slots) == ([] if way == "dense" else ["table0"]), case
+        assert_equal_everywhere(results, f"one plan, {case}")
         compressor.close()

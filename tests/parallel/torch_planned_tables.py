@@ -189,3 +189,81 @@ def scenario_auto_with_tables_that_the_user_names(directory):
             assert (row["path"], row["sent_values"]) == ("compressed", 9 * COLUMNS), codecs
         assert_equal_everywhere(network.named_parameters(), f"named {codecs}")
         compressor.summary()
+
+
+def scenario_optimizers_that_share_auto_and_step_in_another_order_on_each_rank(directory):
+    """A table is first used while the job measures, tries plans, or follows one."""
+    own = torch.Generator().manual_seed(hvd.rank())
+    for outputs, first_used in (
+        (ROWS, 40),
+        (ROWS, 53),
+        (ROWS, 54),
+        (ROWS, 55),
+        (ROWS, 70),
+        (4, 54),
+    ):
+        torch.manual_seed(0)
+        parts = {"table": torch.nn.Embedding(ROWS, 8), "layer": torch.nn.Linear(8, outputs)}
+        named = [*torch.nn.ModuleDict(parts).named_parameters()]
+        compressor = dr.Compressor(parameters=named, schedule="auto")
+        optimizers = {
+            name: hvd.DistributedOptimizer(
+                torch.optim.SGD(part.parameters(), lr=1e-6),
+                named_parameters=[pair for pair in named if pair[0].startswith(name)],
+                compression=compressor,
+            )
+            for name, part in parts.items()
+        }
+        for step in range(90):
+            for optimizer in optimizers.values():
+                optimizer.zero_grad()
+            found = parts["table"](torch.randint(ROWS, (20,), generator=own))
+            answers = parts["layer"](torch.randn(20, 8, generator=own))
+            (answers.pow(2).sum() + found.pow(2).sum() * float(step >= first_used)).backward()
+            for name in sorted(optimizers, reverse=bool(hvd.rank() % 2)):
+                optimizers[name].step()
+        assert_equal_everywhere(named, f"orders {outputs} {first_used}")
+        row, found = compressor.stats()["table.weight"], names_of(compressor.adapter.slots)
+        if first_used < 60 or row["path"] == "compressed":  # else no plan has sent it with a codec
+            assert found == ["table.weight"], first_used
+            assert (row["path"], row["sent_values"] <= 20 * 8) == ("compressed", True), row
+        planned = compressor.plan.messages if compressor.plan else ()
+        assert bool(planned) == (outputs == ROWS), (outputs, first_used, compressor.plan)
+        compressor.close()
+
+
+@mock.patch.object(scheduler_module, "_COLD_STEPS", 1)
+def scenario_steps_that_compress_nothing_but_tables(directory):
+    """They are no steps to plan by: with tables that are named, found, or both."""
+    own = torch.Generator().manual_seed(hvd.rank())
+    codec = dr.Codec(dr.TopK(0.05), index=dr.Rice(), value=dr.LloydMax(bits=1))
+    for codecs, every, planned in (
+        ({"table.0.weight": "rows"}, None, False),  # the other one is found
+        ({"table.*": "rows", "*": codec}, 10, True),
+    ):
+        network = Model(2)
+        named = [*network.named_parameters()]
+        compressor = dr.Compressor(codecs, parameters=named, schedule="auto")
+        tables, layer = (
+            hvd.DistributedOptimizer(
+                torch.optim.SGD([one for _, one in pairs], lr=1e-6), named_parameters=pairs,
+                compression=compressor,
+            )
+            for pairs in (named[:2], named[2:])
+        )  # fmt: skip
+        for step in range(120):
+            count = 0 if step == 60 and hvd.rank() else 9 + 5 * hvd.rank()
+            rows = [torch.randint(ROWS, (count,), generator=own) for _ in range(2)]
+            if every is not None and step % every == 0:
+                layer.zero_grad()
+                network.layer(torch.ones(1, COLUMNS)).sum().backward()
+                layer.step()
+            tables.zero_grad()
+            sum(table(one).pow(2).sum() for table, one in zip(network.table, rows)).backward()
+            tables.step()
+        assert_equal_everywhere(named, f"nothing but tables {planned}")
+        covered = {name for one in (compressor.plan or random_plans.plan_of([], 2)).messages
+                   for name in one.members}  # fmt: skip
+        assert covered <= {"layer.weight"} and (planned or not covered), compressor.plan
+        compressor.summary()
+        compressor.close()
