@@ -99,8 +99,7 @@ class Scheduler:
         self._buckets = buckets
         self._on_host = on_host
         self._communicators = communicators
-        self._tables = tables
-        self._meanwhile = meanwhile
+        self._tables, self._meanwhile = tables, meanwhile
         self._schedule = compressor.schedule
         self._base = layout.of_settings(compressor.first_policies, compressor.fingerprint)
         self._in_plans = layout.in_plans(self._base.policies)  # policies that plans may change

@@ -11,6 +11,7 @@ reports, test_scenario = scenario_tests(
     slow_scenarios=(
         "auto_starts_again_after_a_rest",
         "auto_starts_again_when_steps_change",
+        "optimizers_that_share_auto_and_step_in_another_order_on_each_rank",
         "plans_that_change_while_gradients_of_others_are_in_flight",
     ),
 )

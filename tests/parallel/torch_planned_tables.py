@@ -7,6 +7,7 @@ from unittest import mock
 import horovod.torch as hvd
 import random_plans
 import torch
+from scenario_runner import sample
 from table_programs import COLUMNS, ROWS, decided_at, used_rows
 from torch_tables import Model
 from torch_tools import assert_equal_everywhere, sum_over_ranks
@@ -194,14 +195,9 @@ def scenario_auto_with_tables_that_the_user_names(directory):
 def scenario_optimizers_that_share_auto_and_step_in_another_order_on_each_rank(directory):
     """A table is first used while the job measures, tries plans, or follows one."""
     own = torch.Generator().manual_seed(hvd.rank())
-    for outputs, first_used in (
-        (ROWS, 40),
-        (ROWS, 53),
-        (ROWS, 54),
-        (ROWS, 55),
-        (ROWS, 70),
-        (4, 54),
-    ):
+    cases = (ROWS, 54), (4, 54), (ROWS, 40), (ROWS, 53), (ROWS, 55)
+    # three ranks that wait in other orders keep both cores busy
+    for outputs, first_used in sample(hvd.size(), cases, every=len(cases)):
         torch.manual_seed(0)
         parts = {"table": torch.nn.Embedding(ROWS, 8), "layer": torch.nn.Linear(8, outputs)}
         named = [*torch.nn.ModuleDict(parts).named_parameters()]
@@ -214,7 +210,7 @@ def scenario_optimizers_that_share_auto_and_step_in_another_order_on_each_rank(d
             )
             for name, part in parts.items()
         }
-        for step in range(90):
+        for step in range(70):
             for optimizer in optimizers.values():
                 optimizer.zero_grad()
             found = parts["table"](torch.randint(ROWS, (20,), generator=own))
@@ -224,9 +220,8 @@ def scenario_optimizers_that_share_auto_and_step_in_another_order_on_each_rank(d
                 optimizers[name].step()
         assert_equal_everywhere(named, f"orders {outputs} {first_used}")
         row, found = compressor.stats()["table.weight"], names_of(compressor.adapter.slots)
-        if first_used < 60 or row["path"] == "compressed":  # else no plan has sent it with a codec
-            assert found == ["table.weight"], first_used
-            assert (row["path"], row["sent_values"] <= 20 * 8) == ("compressed", True), row
+        assert found == ["table.weight"], first_used
+        assert (row["path"], row["sent_values"] <= 20 * 8) == ("compressed", True), row
         planned = compressor.plan.messages if compressor.plan else ()
         assert bool(planned) == (outputs == ROWS), (outputs, first_used, compressor.plan)
         compressor.close()
