@@ -28,8 +28,8 @@ def on(device):
 def path(codec=CODEC, communicator=None):
     return DevicePath(
         types.SimpleNamespace(
-            first_policies={"layer": Policy("codec", codec, dr.Residual())},
-            schedule=None,
+            policies={"layer": Policy("codec", codec, dr.Residual())},
+            table_candidates=frozenset(),
             communicator=communicator or dr.Allgather(),
         )
     )

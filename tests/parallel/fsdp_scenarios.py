@@ -12,6 +12,7 @@ import ddp_loss_scale
 import fsdp_random
 import fsdp_roots
 import fsdp_states
+import random_plans
 import torch
 import torch.distributed as dist
 from ddp_tools import main
@@ -20,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.planning.policies import rows_codec
+from deepreduce_hvd.schedule import Message
 
 
 def scenario_random_programs(directory):
@@ -44,11 +46,16 @@ def scenario_an_embedding_table_gets_the_codec_rows_or_is_named_where_its_rows_a
     """A rank looks at its own shard, here 150 of 300 rows. No batch uses rows of the second."""
     mesh = meshes(2)
     first = mesh.get_local_rank("ranks") == 0
-    codecs = None, dr.recommended_codec(), {"0.*": "rows"}
-    for used, codec in itertools.product((9, 70), codecs):  # with 70, the second step decides
+    message = Message(("1.weight", "0.weight"), "codec", 0.25, "Allgather")
+    plan = random_plans.plan_of([message], 2, repr(dr.recommended_codec()))
+    given = (None, None), (dr.recommended_codec(), None), ({"0.*": "rows"}, None), (None, plan)
+    # with 70 rows, the second step decides
+    for used, (codec, schedule) in itertools.product((9, 70), given):
         network = torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300))
         fully_shard(network, mesh=mesh["ranks"])
-        compressor = dr.Compressor(codec, parameters=network.named_parameters())
+        compressor = dr.Compressor(
+            codec, parameters=network.named_parameters(), schedule=schedule
+        )
         compressor.register(network, mesh["hosts"])
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
