@@ -53,9 +53,7 @@ def scenario_an_embedding_table_gets_the_codec_rows_or_is_named_where_its_rows_a
     for used, (codec, schedule) in itertools.product((9, 70), given):
         network = torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300))
         fully_shard(network, mesh=mesh["ranks"])
-        compressor = dr.Compressor(
-            codec, parameters=network.named_parameters(), schedule=schedule
-        )
+        compressor = dr.Compressor(codec, parameters=network.named_parameters(), schedule=schedule)
         compressor.register(network, mesh["hosts"])
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
