@@ -28,7 +28,7 @@ help:
 	@echo 'make docs       the documentation as HTML in build/docs/html          20 s after set-up'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
 	@echo 'make bench-schedule  set-up, then the merge program and predicted steps    1 min after set-up'
-	@echo 'make bench-auto     set-up, then training steps with fixed settings and schedule="auto", and predictions    25 min, needs root'
+	@echo 'make bench-auto     set-up, then training steps with fixed settings and schedule="auto", and predictions    35 min, needs root'
 	@echo 'make bench-replay   set-up, then steps of four networks on 2 hosts, with a backward pass that sleeps    20 min, needs root'
 	@echo 'make bench-hosts  set-up, then steps between 2 and 4 hosts over shaped links    35 min, needs root'
 	@echo 'make time-to-accuracy  set-up, then training on 2 hosts until a test accuracy    40 min, needs root; goes on where it stopped'

@@ -17,6 +17,9 @@ def auto_schedule_table(rows):
     for auto in (name for name in names if name.endswith("auto")):
         cells = [f"{found[auto, link]['against_best_fixed']:.2f}" for link in links]
         lines.append(f"| {auto} ÷ the fastest other row | " + " | ".join(cells) + " |")
+        none = f"{auto.removesuffix('auto')}none"
+        ratios = [found[auto, link]["seconds"] / found[none, link]["seconds"] for link in links]
+        lines.append(f"| {auto} ÷ none | " + " | ".join(f"{one:.2f}" for one in ratios) + " |")
     return lines
 
 
@@ -33,6 +36,9 @@ def auto_predictions_table(rows):
     for rule in dict.fromkeys(rule for rule, _ in found):
         cells = [f"{found[rule, link]:.2f}" if (rule, link) in found else "–" for link in links]
         lines.append(f"| {rule} | " + " | ".join(cells) + " |")
+    close = [[abs(found[key] - 1) <= 0.15 for key in found if key[1] == link] for link in links]
+    cells = [f"{sum(one)} of {len(one)}" for one in close]
+    lines.append("| within 15 % | " + " | ".join(cells) + " |")
     return lines
 
 
