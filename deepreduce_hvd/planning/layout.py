@@ -10,7 +10,7 @@ from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Communicator
 from deepreduce_hvd.communicators.auto import EXACT_SUMS
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.planning.policies import Policy, recommended_codec, rows_codec
+from deepreduce_hvd.planning.policies import Policy, recommended_codec, rows_codec, some_of
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, WAYS, Message
 from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan
 from deepreduce_hvd.schedule.profile import ASSUMED_CODEC
@@ -60,18 +60,14 @@ class Layout:
         members = [name for message in self.plan.messages for name in message.members]
         by_rows = [name for name in members if name in rows]
         if by_rows:
-            found.append(f"Sent by their rows, and not as the plan says: {_some(by_rows)}.")
+            found.append(f"Sent by their rows, and not as the plan says: {some_of(by_rows)}.")
         left = [name for name in planned if name not in {*members, *tables}]
         if left:
             found.append(
                 f"The plan leaves out {len(left)} of the compressed parameters, sent as without a"
-                f" plan: {_some(left)}."
+                f" plan: {some_of(left)}."
             )
         return found
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])])
 
 
 def _without(message: Message, names: Collection[str]) -> Message | None:

@@ -52,8 +52,8 @@ class Adapter(TorchAdapter):
         self._probes = Probes()
         self._steps = OptimizerSteps(compressor, self._parameters, self.tables)
         self._exchanges = Exchanges(compressor, self.device_path, self.times)
-        # Ranks may step optimizers in another order, so they learn of tables in other steps. When
-        # the next step of the job begins, all of them know the same ones.
+        # Ranks may step optimizers in different orders, so some learn of a table one step earlier.
+        # When the next step of the job begins, all of them know the same ones.
         self._tables_before = []
         # whether a result was returned since the last check for elastic training
         self._delivered = True
