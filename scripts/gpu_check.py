@@ -42,6 +42,11 @@ UNSUPPORTED = (
 FOUND = ("========= Invalid", "========= Error", "========= Program hit")
 SANITIZER_SECONDS = 90
 DDP_SECONDS = 120
+#: programs for two ranks
+RANK_SCRIPTS = (
+    "scripts/gpu_ranks.py",
+    *(f"tests/cuda/pretend/{name}.py" for name in ("tables", "steps")),
+)
 CANNOT = 2  # exit status of gpu_tensorflow.py if there is nothing to compare
 
 
@@ -194,9 +199,8 @@ def ranks():
     launcher = pathlib.Path(sys.executable).with_name("horovodrun")
     if not launcher.exists():
         return f"there is no {launcher}"
-    expect_success(
-        "two ranks", run(launcher, "-np", 2, sys.executable, "scripts/gpu_ranks.py", timeout=90)
-    )
+    for path in RANK_SCRIPTS:
+        expect_success(path, run(launcher, "-np", 2, sys.executable, path, timeout=90))
     return None
 
 

@@ -10,6 +10,7 @@ tries the comparison on a machine without a GPU.
 """
 
 import argparse
+import contextlib
 import json
 import pathlib
 import secrets
@@ -23,11 +24,22 @@ from gpu_differences import Differences, heavy_tailed, inputs
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import container
-from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
+from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy, residual_and_velocity
 from deepreduce_hvd.torch import ops as operators
 
 SIZES = (1, 2, 3, 7, 8, 9, 31, 33, 63, 64, 65, 255, 257, 1000, 4095, 4097, 20011)
 LARGE_SIZES = (100_003, 1_000_003)
+#: codecs of buckets
+TOGETHER = (
+    dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.LloydMax(bits=1)),
+    dr.Codec(dr.Threshold(0), index=dr.Rice(), value=dr.LloydMax(bits=4)),
+    dr.Codec(dr.TopK(0.1), index=dr.EliasFano(), value=dr.Float16()),
+    dr.Codec(dr.Threshold(1.0), index=dr.Bitmap(), value=dr.QSGD(bits=4)),
+    dr.Codec(dr.TopK(0.05), index=dr.Bloom(fpr=0.02), value=dr.FitPoly()),
+    dr.Codec(dr.ChunkTopK(0.15)),
+)
+STEPS_TOGETHER = 4  # from the third one on, a bucket is a CUDA graph
+RANKS = 2  # whose payloads are summed
 
 
 def more_inputs(random, sizes):
@@ -62,7 +74,7 @@ class Comparison(Differences):
         Encoding runs twice, the second time with the memory of the first.
         """
         self.step += 1
-        try:
+        with self.caught(what):
             gradient = torch.from_numpy(values).to(dtype)
             state = [
                 torch.from_numpy(heavy_tailed(self.random, values.size) * np.float32(0.1))
@@ -93,6 +105,12 @@ class Comparison(Differences):
             self.decoded(payloads, values.size, what)
             if values.size < 5000:
                 self.refused(payloads[0], values.size, what)
+
+    @contextlib.contextmanager
+    def caught(self, what):
+        """Store an error of a comparison as a failure."""
+        try:
+            yield
         except Exception as error:
             self.failures.append(f"{what}: {type(error).__name__}: {error}")
             self.expect_usable()
@@ -133,6 +151,67 @@ class Comparison(Differences):
             np.where(np.isnan(expected), np.float32(np.nan), expected),
             f"{what}: sum",
         )
+
+    def together(self, codec, memory, sizes, what):
+        """Encode and sum the gradients of a bucket, in several steps.
+
+        Tensors of similar size share launches, and later steps are CUDA graphs.
+        """
+        random, count = self.random, len(sizes)
+        encodings = torch.classes.deepreduce.BucketEncodings([str(one) for one in range(count)])
+        sums = torch.classes.deepreduce.BucketSums()
+        theirs = [tuple(np.zeros(d, np.float32) for _ in memory.state) for d in sizes]
+        mine = [
+            tuple(placed(torch.from_numpy(part), self.device, 1) for part in one) for one in theirs
+        ]
+        residuals, velocities = zip(*map(residual_and_velocity, mine))
+        outs = [torch.empty(d, device=self.device) for d in sizes]
+        for step in range(STEPS_TOGETHER):
+            where = f"{what}, step {step}"
+            gradients = [heavy_tailed(random, d) for d in sizes]
+            if random.random() < 0.3:
+                gradients[random.integers(count)][0] = np.nan
+            rooms, reports = operators.checked(
+                encodings.start,
+                [placed(torch.from_numpy(one), self.device, step) for one in gradients],
+                list(residuals), list(velocities), count * codec.fields(memory, step),
+                7, count * [step], list(range(count)), 5,
+            )  # fmt: skip
+            reports = reports.cpu()
+            operators.raise_failures(
+                reports[:, : -container.HEADER.size], list(map(str, range(count)))
+            )
+            headers = reports[:, -container.HEADER.size :].numpy()
+            payloads = []
+            for number, (size, _) in enumerate(container.read_headers(headers)):
+                expected, _ = encode_numpy(
+                    codec, memory, gradients[number], theirs[number], 0.0, 7, step, number, 5
+                )
+                self.same(
+                    rooms[number][:size].cpu().numpy(), expected, f"{where}: payload {number}"
+                )
+                for one, other in zip(mine[number], theirs[number]):
+                    self.same(one.cpu().numpy(), other, f"{where}: memory {number}")
+                payloads.append(expected)
+            lengths = np.repeat([payload.size for payload in payloads], RANKS)
+            results = operators.checked(
+                sums.start,
+                [out.zero_() for out in outs],
+                torch.from_numpy(np.concatenate([one for one in payloads for _ in range(RANKS)])).to(self.device),
+                (np.cumsum(lengths) - lengths).tolist(), lengths.tolist(), 0.5,
+                codec.fields(memory),
+            )  # fmt: skip
+            operators.raise_failures(results.cpu(), list(map(str, range(count))))
+            for number, payload in enumerate(payloads):
+                summed = decode_sum_numpy(
+                    RANKS * [payload], np.zeros(sizes[number], np.float32), 0.5
+                )
+                # the bits of a NaN sum depend on the processor
+                one, other = (
+                    np.where(np.isnan(out), np.float32(np.nan), out)
+                    for out in (outs[number].cpu().numpy(), summed)
+                )
+                self.same(one, other, f"{where}: sum {number}")
 
     def refused(self, payload, d, what):
         """Check that both sides treat payloads with flipped bits alike.
@@ -254,6 +333,14 @@ def compare(device, seed, small):
                 comparison.codec(
                     codec, dr.Residual(), values, torch.float32, f"{index} {value} d{d}"
                 )
+    # the operators of buckets exist only for CUDA
+    for number in range(0 if torch.device(device).type == "cpu" else 2 if small else 40):
+        around = random.choice([5, 700] if small else [1, 5, 64, 700, 3001, 40_000], 12)
+        bucket = [int(random.integers(d, d + d // 2 + 1)) for d in around]
+        codec, memory = TOGETHER[number % len(TOGETHER)], MEMORIES[random.choice(list(MEMORIES))]
+        what = f"bucket {number} of {bucket}, {codec}, {memory}"
+        with comparison.caught(what):
+            comparison.together(codec, memory, bucket, what)
     return comparison, on_host
 
 

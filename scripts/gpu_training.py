@@ -6,7 +6,9 @@ devices make the same gradients, bit for bit.
 
 import torch
 
-SHAPES = {"first": (300, 200), "second": (200, 70), "norm": (300,), "bias": (70,)}
+TABLE = (900, 8)  # the shape of an embedding table
+SHAPES = {"first": (300, 200), "second": (200, 70), "norm": (300,), "bias": (70,), "table": TABLE}
+USED_ROWS = 60  # of a table, in one step of one rank
 STEPS = 4
 CYCLES = 3_000_000  # of a GPU's clock; about 2 ms
 
@@ -31,6 +33,8 @@ def loss_of(parameters, step, rank, factor=1.0):
     total = 0.0
     for parameter in parameters:
         numbers = torch.randn(parameter.shape, generator=random) * factor
+        if parameter.shape == TABLE:
+            numbers[torch.randperm(TABLE[0], generator=random)[USED_ROWS:]] = 0
         total = total + (_Late.apply(parameter) * numbers.to(parameter)).sum()
     return total
 
