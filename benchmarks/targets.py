@@ -14,8 +14,12 @@ import numpy as np
 from measure import RESNET50, bound, default_codec, heavy_tailed, paired_ratio, row, seconds
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
+from deepreduce_hvd.communicators.sums import GatheredPayloads
+from deepreduce_hvd.native import core as _native
 from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 
+_RANKS = 64
 COMPRESS = dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.RawValue())
 
 
@@ -95,6 +99,42 @@ def compress(report):
             "decode-and-sum of that payload / r += g",
             ratio,
             1,
+            milliseconds=1e3 * work,
+            unit_milliseconds=1e3 * unit,
+        )
+    )
+
+
+def many_ranks(report):
+    """Measure the sums of 64 ranks' payloads of small gradients, as an exchange gets them.
+
+    The unit is the core's decoding of the same payloads, which are divided already. Small gradients
+    show what each payload takes beside that.
+    """
+    count, d = 161, 3600
+    gradients = np.split(heavy_tailed(count * d, 0), count)
+    members = [BucketMember(str(number), one, ()) for number, one in enumerate(gradients)]
+    bucket = Bucket(default_codec(), dr.NoMemory(), members)
+    gathered = np.concatenate([bucket.encode()] * _RANKS)
+    outs = [np.zeros(d, dtype=np.float32) for _ in range(count)]
+    total = GatheredPayloads(bucket, gathered, _RANKS)
+    divided = [total.payloads(number) for number in range(count)]
+
+    def whole():
+        total = GatheredPayloads(bucket, gathered, _RANKS)
+        for number, out in enumerate(outs):
+            total.add_to(number, out, 1 / _RANKS)
+
+    def core():
+        for payloads, out in zip(divided, outs):
+            _native.decode_sum(payloads, out, 1 / _RANKS)
+
+    ratio, work, unit = paired_ratio(whole, core)
+    report(
+        row(
+            f"sums of {_RANKS} ranks' payloads of {count} small gradients / the core's decoding",
+            ratio,
+            1.1,
             milliseconds=1e3 * work,
             unit_milliseconds=1e3 * unit,
         )
@@ -221,6 +261,9 @@ def qsgd(report):
 _PEAK = """
 import numpy as np
 import deepreduce_hvd as dr
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
+from deepreduce_hvd.communicators.sums import GatheredPayloads
+from deepreduce_hvd.native import core as _native
 from deepreduce_hvd.numpy_backend import encode_numpy
 from measure import RESNET50, bound, heavy_tailed
 
@@ -261,4 +304,4 @@ def peak_memory(report):
     )
 
 
-MEASUREMENTS = (compress, rice, bloom, fit_poly, qsgd, peak_memory)
+MEASUREMENTS = (compress, many_ranks, rice, bloom, fit_poly, qsgd, peak_memory)

@@ -48,7 +48,7 @@ def expect_array(name, array, dtypes, shape=None, contiguous=True, writable=Fals
         and not isinstance(array, np.ma.MaskedArray)
         and array.ndim == 1
         # dtypes that differ in byte order are not equal
-        and any(array.dtype == dtype for dtype in dtypes)
+        and array.dtype in dtypes
         and (shape is None or array.shape == shape)
         and (array.flags.c_contiguous or not contiguous)
         and (array.flags.writeable or not writable)

@@ -119,7 +119,7 @@ class Codec:
         Returns:
             True if all four stages are built-in ones.
         """
-        return all(map(is_built_in, (self.sparsifier, self.index, self.value, memory)))
+        return self._is_built_in and is_built_in(memory)
 
     def fields(self, memory: Memory, step: int = 0) -> list[float]:
         """Return the numbers that describe this codec with a memory to the native core.
@@ -134,6 +134,11 @@ class Codec:
             ones (:meth:`is_native`).
         """
         return [*self.sparsifier.fields(step), *self._encoding, *memory.fields()]
+
+    @functools.cached_property
+    def _is_built_in(self):
+        """Whether its three stages are built-in ones; asked for each gradient of each step."""
+        return all(map(is_built_in, (self.sparsifier, self.index, self.value)))
 
     @functools.cached_property
     def _encoding(self):

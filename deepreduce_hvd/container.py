@@ -127,16 +127,17 @@ def read_headers(headers):
     """Read the headers of several payloads, (n, 40) uint8, as :func:`read_header` does.
 
     Returns:
-        A list with a tuple of :func:`read_header` for each payload.
+        A tuple (sizes of the payloads in bytes, (n,) int64; whether each is non-finite, (n,) bool).
 
     Raises:
         CorruptPayloadError: the bytes are not the headers of payloads.
     """
-    if (headers[:, : len(_START)] != np.frombuffer(_START, dtype=np.uint8)).any():
-        return [read_header(header) for header in headers]
+    for header in headers[
+        (headers[:, : len(_START)] != np.frombuffer(_START, np.uint8)).any(axis=1)
+    ]:
+        read_header(header)  # raises the error
     lengths = np.ascontiguousarray(headers[:, _LENGTHS]).view("<u4").astype(np.int64)
-    sizes = (HEADER.size + lengths.sum(axis=1)).tolist()
-    return list(zip(sizes, (headers[:, _FLAGS] & NON_FINITE != 0).tolist()))
+    return HEADER.size + lengths.sum(axis=1), headers[:, _FLAGS] & NON_FINITE != 0
 
 
 def read(data):

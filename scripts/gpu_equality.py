@@ -183,7 +183,7 @@ class Comparison(Differences):
             )
             headers = reports[:, -container.HEADER.size :].numpy()
             payloads = []
-            for number, (size, _) in enumerate(container.read_headers(headers)):
+            for number, size in enumerate(container.read_headers(headers)[0].tolist()):
                 expected, _ = encode_numpy(
                     codec, memory, gradients[number], theirs[number], 0.0, 7, step, number, 5
                 )

@@ -283,8 +283,8 @@ def test_messages_that_are_too_large_become_notices():
             expected = wire.size_notice(messages.size, ranks, most, 3)
             np.testing.assert_array_equal(sent, np.tile(expected, count))
             text = f"messages of rank 3: expected at most {most // ranks} bytes, because"
-            assert text in wire.split(sent)[0].notice.decode()
-            assert f"got {messages.size};" in wire.split(sent)[0].notice.decode()
+            notice = wire.split(sent).notices[0].decode()
+            assert text in notice and f"got {messages.size};" in notice
 
 
 def test_denormal_slices_are_not_lost_in_a_graph():

@@ -242,7 +242,7 @@ class Auto(Communicator):
             A tuple (class name of the communicator, text with the reason).
         """
         counts = [
-            bucket.codec.sparsifier.most_selected(member.gradient.size, bucket.step)
+            bucket.codec.sparsifier.most_selected(member.d, bucket.step)
             for member in bucket.members
         ]
         k = count if None in counts else sum(counts)

@@ -61,6 +61,9 @@ class BucketMember:
         threshold: (1,) float32, a hint that makes the next selection faster.
         held: True if the gradient is zero because nothing was computed for the parameter in this
             step. It then sends nothing, and its memory is unchanged.
+
+    Attributes:
+        d: the number of elements of the gradient.
     """
 
     def __init__(
@@ -73,13 +76,17 @@ class BucketMember:
         threshold: np.ndarray | None = None,
         held: bool = False,
     ) -> None:
-        self.name = name
+        code = container.DTYPES.get(gradient.dtype.name) if dtype is None else dtype
+        self._describe(name, gradient.size, key, code, held)
         self.gradient = gradient
         self.state = state
-        self.key = key
-        # None for another dtype, which encoding refuses
-        self.dtype: Any = container.DTYPES.get(gradient.dtype.name) if dtype is None else dtype
         self.threshold = np.zeros(1, dtype=np.float32) if threshold is None else threshold
+
+    def _describe(self, name: str, d: int, key: int, dtype: Any, held: bool) -> None:
+        self.name = name
+        self.d = d
+        self.key = key
+        self.dtype = dtype  # None for another dtype, which encoding refuses
         self.held = held
         self.failure: Exception | None = None
         #: the :class:`~deepreduce_hvd.communicators.encoding_threads.Encoding` of a thread, or None
@@ -101,7 +108,7 @@ class BucketMember:
                 the memory is undefined.
         """
         if self.held:
-            return payload_of_nothing(bucket.codec, self.gradient.size, self.dtype)
+            return payload_of_nothing(bucket.codec, self.d, self.dtype)
         payload, self.threshold[0] = encode_numpy(
             bucket.codec, bucket.memory, self.gradient, self.state, float(self.threshold[0]),
             bucket.seed, bucket.step, self.key, bucket.rank, dtype=self.dtype,
@@ -162,9 +169,7 @@ class Bucket:
         self.step = step
         self.rank = rank
         self.scheme: str | None = None  # what the communicator does, and why
-        self.offsets = np.concatenate(
-            [[0], np.cumsum([member.gradient.size for member in members])]
-        ).astype(np.int64)
+        self.offsets = np.cumsum([0, *(member.d for member in members)], dtype=np.int64)
         self.d = int(self.offsets[-1])
 
     def of(self, members: Sequence[BucketMember]) -> "Bucket":
@@ -304,7 +309,7 @@ class Bucket:
 
     def _places(self, member: BucketMember) -> np.ndarray:
         """Return what the sparsifier selects from zeros, (n,) uint32."""
-        zeros = np.zeros(member.gradient.size, dtype=np.float32)
+        zeros = np.zeros(member.d, dtype=np.float32)
         return select_numpy(
             self.codec, NoMemory(), zeros, (), 0.0, self.seed, self.step, member.key
         )[0]

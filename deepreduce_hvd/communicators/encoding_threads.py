@@ -144,7 +144,7 @@ class EncodingThreads:
         Returns:
             The :class:`Encoding`; None if the bucket's message encodes the member when it starts.
         """
-        too_little = member.gradient.size < FEWEST_ELEMENTS
+        too_little = member.d < FEWEST_ELEMENTS
         if too_little or self._count == 0 or member.held or member.failure is not None:
             return None
         if not codec.is_native(memory):

@@ -194,7 +194,8 @@ def _short(text):
 
 def _read(name, described, size):
     """Return the descriptions of all ranks; check the bytes, which come from other processes."""
-    texts = [span.notice for span in wire.split(described)]
+    messages = wire.split(described)
+    texts = [messages.notices.get(number) for number in range(len(messages))]
     try:
         ranks = [json.loads(text) for text in texts]
         good = len(ranks) == size and all(

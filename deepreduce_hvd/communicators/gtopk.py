@@ -61,7 +61,7 @@ class GTopK(Communicator):
 
     def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
         k = sum(
-            bucket.codec.sparsifier.most_selected(member.gradient.size, bucket.step)
+            bucket.codec.sparsifier.most_selected(member.d, bucket.step)
             for member in bucket.members
         )
         form = {"butterfly": butterfly, "tree": tree}[self.form]

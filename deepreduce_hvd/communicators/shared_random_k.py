@@ -39,7 +39,7 @@ class SharedRandomK(Communicator):
         if not own.valid:  # the other ranks expect the same number of values from every rank
             indices = np.zeros(
                 sum(
-                    bucket.codec.sparsifier.most_selected(member.gradient.size, bucket.step)
+                    bucket.codec.sparsifier.most_selected(member.d, bucket.step)
                     for member in bucket.members
                 ),
                 dtype=np.uint32,

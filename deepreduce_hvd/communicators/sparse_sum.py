@@ -95,15 +95,10 @@ def merged(messages: Sequence[np.ndarray], d: int, rank: int) -> SparseSum:
     """
     try:
         read = [wire.split(message) for message in messages]
-        notices = [
-            one.notice.decode(errors="replace")
-            for parts in read
-            for one in parts
-            if one.notice is not None
-        ]
-        if notices:
-            return SparseSum(failure="; ".join(dict.fromkeys(notices)))
-        if any(one.non_finite for parts in read for one in parts):
+        failures = [one.failures() for one in read if one.notices]
+        if failures:
+            return SparseSum(failure="; ".join(dict.fromkeys(failures)))
+        if any(one.non_finite.any() for one in read):
             return SparseSum(non_finite=True)
         if not messages:
             return SparseSum()

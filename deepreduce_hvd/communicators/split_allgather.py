@@ -102,21 +102,19 @@ class SplitAllgather(Communicator):
 def _joined(gathered, bounds, rank):
     """Return the slices of all owners as one partial sum."""
     try:
-        spans = wire.split(gathered)
-        if len(spans) != len(bounds) - 1:
+        messages = wire.split(gathered)
+        if len(messages) != len(bounds) - 1:
             raise CorruptPayloadError(
-                f"slices: expected one from each of {len(bounds) - 1} ranks, got {len(spans)}"
+                f"slices: expected one from each of {len(bounds) - 1} ranks, got {len(messages)}"
             )
-        failures = [
-            span.notice.decode(errors="replace") for span in spans if span.notice is not None
-        ]
-        if failures:
-            return SparseSum(failure="; ".join(dict.fromkeys(failures)))
-        if any(span.non_finite for span in spans):
+        if messages.notices:
+            return SparseSum(failure=messages.failures())
+        if messages.non_finite.any():
             return SparseSum(non_finite=True)
+        payloads = np.split(gathered, messages.bounds[1:-1])
         slices = [
-            decode_sum_sparse([gathered[span.start : span.end]], end - start)
-            for span, start, end in zip(spans, bounds, bounds[1:])
+            decode_sum_sparse([payload], end - start)
+            for payload, start, end in zip(payloads, bounds, bounds[1:])
         ]
     except Exception as error:
         return failed(rank, error)

@@ -13,6 +13,7 @@ from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.bucket import Bucket
 from deepreduce_hvd.communicators.sparse_sum import SparseSum
 from deepreduce_hvd.errors import CorruptPayloadError, PeerFailedError
+from deepreduce_hvd.native import core as _native
 from deepreduce_hvd.numpy_backend import add_payloads, add_sparse_numpy, decode_sum_sparse
 
 
@@ -74,8 +75,8 @@ class GatheredPayloads(BucketSum):
 
     Attributes:
         members: the bucket's members.
-        messages: for each bucket member, the positions of its payloads in ``gathered``, in rank
-            order.
+        starts, ends: (number of members, number of ranks) int64, the positions of the payloads in
+            ``gathered``.
 
     Raises:
         PeerFailedError: a rank sent a notice.
@@ -86,13 +87,13 @@ class GatheredPayloads(BucketSum):
         self.gathered = gathered
         self._divide(bucket, wire.split(gathered), size)
 
-    def _divide(self, bucket: Bucket, messages: list[wire.ReceivedMessage], size: int) -> None:
+    def _divide(self, bucket: Bucket, messages: wire.Messages, size: int) -> None:
         """Find the messages of each member.
 
         Args:
             bucket: the bucket of this rank.
-            messages: a list of :class:`~deepreduce_hvd.communicators.wire.ReceivedMessage`, of all
-                members of the first rank, then of the next.
+            messages: the :class:`~deepreduce_hvd.communicators.wire.Messages`, of all members of
+                the first rank, then of the next.
             size: number of ranks.
         """
         count = len(bucket.members)
@@ -103,10 +104,15 @@ class GatheredPayloads(BucketSum):
             )
         self.members = bucket.members
         self._offsets = bucket.offsets
-        self.messages = [messages[number::count] for number in range(count)]
-        for member, messages in zip(bucket.members, self.messages):
+        self._is_native = bucket.codec.is_native(bucket.memory)
+        self.starts, self.ends = (
+            np.ascontiguousarray(bounds.reshape(size, count).T)
+            for bounds in (messages.bounds[:-1], messages.bounds[1:])
+        )
+        self._non_finite = messages.non_finite.reshape(size, count).any(axis=0).tolist()
+        for number, member in enumerate(bucket.members if messages.notices else ()):
             try:
-                wire.raise_notices(member.name, messages)
+                wire.raise_notices(member.name, messages, number, count)
             except PeerFailedError as error:
                 raise error from member.failure
 
@@ -119,11 +125,14 @@ class GatheredPayloads(BucketSum):
         Returns:
             A list of (n,) uint8 arrays in rank order, which are views of ``gathered``.
         """
-        return [self.gathered[message.start : message.end] for message in self.messages[member]]
+        return [
+            self.gathered[start:end]
+            for start, end in zip(self.starts[member].tolist(), self.ends[member].tolist())
+        ]
 
     def non_finite(self, member: int) -> bool:
         """Return whether a payload of the member is void, see :meth:`BucketSum.non_finite`."""
-        return any(message.non_finite for message in self.messages[member])
+        return self._non_finite[member]
 
     def add_to(self, member: int, out: np.ndarray, scale: float) -> float:
         """Decode the payloads of all ranks and add them, see :meth:`BucketSum.add_to`.
@@ -132,6 +141,10 @@ class GatheredPayloads(BucketSum):
             CorruptPayloadError: a payload cannot be decoded; the message names its rank.
         """
         try:
+            if self._is_native:
+                return _native.decode_sum_of(
+                    self.gathered, self.starts[member], self.ends[member], out, scale
+                )
             return add_payloads(self.payloads(member), out, scale)
         except CorruptPayloadError:
             self._raise_culprit(member)

@@ -5,8 +5,6 @@ place of the payload, and every rank raises the same error. A probe is sent thro
 allreduce. The native core reads and writes the bytes of both (csrc/container/wire.cc).
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
@@ -21,19 +19,27 @@ PROBE_NUMBERS = _native.probe_length
 PROBE_BYTES = 4 * PROBE_NUMBERS
 
 
-class ReceivedMessage(NamedTuple):
-    """One message in the result of an allgather.
+class Messages:
+    """Messages of all ranks, one after another, as an allgather returns them.
 
-    Attributes:
-        start, end: the range of its bytes.
-        non_finite: whether it is a non-finite payload.
-        notice: the text of the notice, or None for a payload.
+    Args:
+        bounds: (n + 1,) int64. Message i has the bytes from ``bounds[i]`` to ``bounds[i + 1]``.
+        non_finite: (n,) bool, whether each message is a non-finite payload.
+        notices: {number of a message: its text} of those that are notices.
     """
 
-    start: int
-    end: int
-    non_finite: bool
-    notice: bytes | None
+    def __init__(self, bounds, non_finite, notices):
+        self.bounds = bounds
+        self.non_finite = non_finite
+        self.notices = notices
+
+    def __len__(self):
+        return len(self.non_finite)
+
+    def failures(self):
+        """Return the texts of all notices, each once, separated by semicolons."""
+        texts = (text.decode(errors="replace") for text in self.notices.values())
+        return "; ".join(dict.fromkeys(texts))
 
 
 def describe(error):
@@ -90,25 +96,28 @@ def split(gathered):
         gathered: (n,) uint8.
 
     Returns:
-        A list of :class:`ReceivedMessage`.
+        The :class:`Messages`.
 
     Raises:
         CorruptPayloadError: the bytes are not a sequence of messages.
     """
-    return [ReceivedMessage(*fields) for fields in _native.read_messages(np.asarray(gathered))]
+    bounds, non_finite, notices = _native.read_messages(np.asarray(gathered))
+    return Messages(bounds, non_finite, dict(notices))
 
 
-def raise_notices(name, messages):
-    """Raise PeerFailedError if a rank sent a notice in place of its payload.
+def raise_notices(name, messages, number=0, count=1):
+    """Raise PeerFailedError if a rank sent a notice in place of a payload.
 
     Args:
         name: the name of the parameter.
-        messages: one message per rank.
+        messages: the :class:`Messages`, ``count`` of each rank.
+        number: which message of each rank belongs to the parameter.
+        count: the number of messages of each rank.
     """
     failures = [
-        f"rank {rank}: {message.notice.decode(errors='replace')}"
-        for rank, message in enumerate(messages)
-        if message.notice is not None
+        f"rank {place // count}: {text.decode(errors='replace')}"
+        for place, text in messages.notices.items()
+        if place % count == number
     ]
     if failures:
         raise PeerFailedError(f"parameter {name}: {'; '.join(failures)}")

@@ -92,13 +92,14 @@ class HostPath:
 
         def decode(gathered, factor, ranks):
             messages = wire.split(gathered)
-            wire.raise_notices(slot.label, messages)
+            for number in range(members):
+                wire.raise_notices(slot.label, messages, number, members)
             if len(messages) != ranks * members:
                 raise CorruptPayloadError(
                     f"parameter {slot.label}: expected {members} messages of each of {ranks} ranks,"
                     f" got {len(messages)} in all"
                 )
-            payloads = [gathered[one.start : one.end] for one in messages[member::members]]
+            payloads = np.split(gathered, messages.bounds[1:-1])[member::members]
             return neutral.decode_sum_numpy(
                 payloads, np.zeros(slot.elements, np.float32), float(factor)
             )

@@ -1,5 +1,6 @@
 """Gradients that are encoded, and sums that are made, on the host."""
 
+import functools
 import warnings
 
 import torch
@@ -28,23 +29,32 @@ class HostMember(BucketMember):
             raise InvalidArgumentError(
                 f"gradient: expected {', '.join(map(str, DTYPES))}, got {gradient.dtype}"
             )
-        # NumPy has no bfloat16: pass the bits as int16
-        bits = gradient.view(torch.int16) if gradient.dtype == torch.bfloat16 else gradient
-        state = tuple(part.numpy() for part in slot.encoder_state)
-        super().__init__(
-            slot.name, bits.numpy(), state, slot.key, dtype, slot.threshold.numpy(), held
-        )
+        self._describe(slot.name, gradient.numel(), slot.key, dtype, held)
         self._slot = slot
         self._gradient = gradient
         self._step = slot.steps - 1
+
+    # made when they are read: only communicators that select elements do so
+
+    @functools.cached_property
+    def gradient(self):  # type: ignore[override]
+        # NumPy has no bfloat16: pass the bits as int16
+        is_bfloat16 = self._gradient.dtype == torch.bfloat16
+        return (self._gradient.view(torch.int16) if is_bfloat16 else self._gradient).numpy()
+
+    @functools.cached_property
+    def state(self):  # type: ignore[override]
+        return tuple(part.numpy() for part in self._slot.encoder_state)
+
+    @functools.cached_property
+    def threshold(self):  # type: ignore[override]
+        return self._slot.threshold.numpy()
 
     def encode(self, bucket):
         """Return the payload, (n,) uint8 NumPy. The slot keeps it for the statistics."""
         slot, codec = self._slot, bucket.codec
         if self.held:
-            slot.payload = torch.from_numpy(
-                payload_of_nothing(codec, self._gradient.numel(), self.dtype)
-            )
+            slot.payload = torch.from_numpy(payload_of_nothing(codec, self.d, self.dtype))
         else:
             slot.payload = encode_flat(
                 codec, bucket.memory, self._gradient, slot.encoder_state, slot.threshold,

@@ -12,6 +12,8 @@ _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 def may_overlap(tensor):
     """Return whether two elements of a tensor may share memory, as in an expanded tensor."""
+    if tensor.is_contiguous():
+        return False
     extent = 1  # number of elements that the smaller strides span
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size > 1:

@@ -87,7 +87,7 @@ class Slot:
 
     def move_to(self, device):
         """Move the memory to the device of the gradient."""
-        if any(part.device != device for part in self.state):
+        if self.state and self.state[0].device != device:  # all parts are on one device
             self.state = tuple(part.to(device) for part in self.state)
             self.backup = tuple(part.to(device) for part in self.backup)
 

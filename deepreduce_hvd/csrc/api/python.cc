@@ -1,92 +1,12 @@
-// The NumPy binding: one function per entry of the C ABI, on arrays.
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
+// The NumPy binding: functions for the entries of the C ABI, on arrays.
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
 #include <optional>
-#include <vector>
 
-#include "api/deepreduce.h"
-#include "support/host_scratch.h"
+#include "api/python_call.h"
 
-namespace py = pybind11;
-
+namespace deepreduce {
+namespace python {
 namespace {
-
-using Bytes = py::array_t<uint8_t, py::array::c_style>;
-using Indices = py::array_t<uint32_t, py::array::c_style>;
-using Floats = py::array_t<float, py::array::c_style>;
-
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }
-};
-
-// Scratch memory and result of one call, freed with it.
-class Call {
- public:
-  explicit Call(int simd) {
-    context.allocate = [](void* user, size_t bytes) {
-      return static_cast<Call*>(user)->scratch_.allocate(bytes);
-    };
-    context.output = [](void* user, size_t bytes) -> void* {
-      Call* call = static_cast<Call*>(user);
-      call->result_.reset(std::malloc(bytes == 0 ? 1 : bytes));
-      call->result_bytes_ = bytes;
-      return call->result_.get();
-    };
-    context.user = this;
-    context.simd = simd;
-  }
-
-  void check(int status) const {
-    if (status == DR_OK) return;
-    static const char* const names[] = {"", "CorruptPayloadError", "InvalidArgumentError",
-                                        "UnknownCodecError", ""};
-    if (status == DR_OUT_OF_MEMORY) throw std::bad_alloc();
-    const py::object error = py::module_::import("deepreduce_hvd.errors").attr(names[status]);
-    PyErr_SetString(error.ptr(), context.message);
-    throw py::error_already_set();
-  }
-
-  // Returns the result as an array that owns its memory.
-  Bytes result() {
-    uint8_t* data = static_cast<uint8_t*>(result_.release());
-    return Bytes(static_cast<py::ssize_t>(result_bytes_), data,
-                 py::capsule(data, [](void* memory) { std::free(memory); }));
-  }
-
-  dr_context context{};
-
- private:
-  deepreduce::HostScratch scratch_;
-  std::unique_ptr<void, Free> result_;
-  size_t result_bytes_ = 0;
-};
-
-dr_codec codec_from(const std::vector<double>& fields) {
-  Call call(-1);
-  dr_codec codec;
-  call.check(dr_read_codec(&call.context, fields.data(), fields.size(), &codec));
-  return codec;
-}
-
-float* writable(py::object array, uint64_t d, const char* name) {
-  if (array.is_none()) return nullptr;
-  if (!py::isinstance<Floats>(array) ||
-      static_cast<uint64_t>(Floats(py::reinterpret_borrow<Floats>(array)).size()) != d)
-    throw py::value_error(std::string(name) +
-                          ": expected a contiguous float32 array of the gradient's size");
-  return py::reinterpret_borrow<Floats>(array).mutable_data();
-}
-
-void expect_count(const char* name, const Floats& values, uint64_t count) {
-  if (static_cast<uint64_t>(values.size()) != count)
-    throw py::value_error(std::string(name) + ": expected as many as indices, " +
-                          std::to_string(count) + ", got " + std::to_string(values.size()));
-}
 
 // Converts the arguments that encode and select share.
 dr_encoding encoding_of(const py::array& gradient, int dtype, const py::object& residual,
@@ -175,19 +95,7 @@ py::tuple encode_sparse(const std::vector<double>& codec_fields, const Indices& 
                         py::array_t<float>(added, encoding.added_values));
 }
 
-struct PayloadList {
-  std::vector<const uint8_t*> data;
-  std::vector<uint64_t> sizes;
-  explicit PayloadList(const std::vector<Bytes>& payloads) {
-    for (const Bytes& payload : payloads) {
-      data.push_back(payload.data());
-      sizes.push_back(static_cast<uint64_t>(payload.size()));
-    }
-  }
-};
-
-float decode_sum(const std::vector<Bytes>& payloads, py::object out, float scale, int simd) {
-  const PayloadList list(payloads);
+float add_decoded(const PayloadList& list, py::object out, float scale, int simd) {
   const uint64_t d = static_cast<uint64_t>(py::reinterpret_borrow<py::array>(out).size());
   float* sum = writable(out, d, "out");
   Call call(simd);
@@ -200,6 +108,17 @@ float decode_sum(const std::vector<Bytes>& payloads, py::object out, float scale
   }
   call.check(status);
   return largest;
+}
+
+float decode_sum(const std::vector<Bytes>& payloads, py::object out, float scale, int simd) {
+  return add_decoded(PayloadList(payloads), out, scale, simd);
+}
+
+// Does the same with payloads that are parts of one array: with many ranks, an array for each would
+// take longer than the sum.
+float decode_sum_of(const Bytes& gathered, const Positions& starts, const Positions& ends,
+                    py::object out, float scale) {
+  return add_decoded(PayloadList(gathered, starts, ends), out, scale, -1);
 }
 
 py::tuple decode_sparse(const std::vector<Bytes>& payloads, uint64_t d, float scale, int simd) {
@@ -293,21 +212,28 @@ py::dict inspect(const Bytes& payload) {
   return result;
 }
 
-// Splits concatenated messages. Returns [(start, end, non-finite, text of a notice or None)].
-py::list read_messages(const Bytes& messages) {
+// Splits concatenated messages. Returns (n + 1,) int64: message i has the bytes from number i to
+// number i + 1; (n,) bool: whether each is a non-finite payload; and [(i, text)] of the notices.
+py::tuple read_messages(const Bytes& messages) {
   const uint64_t size = static_cast<uint64_t>(messages.size());
   Call call(-1);
-  py::list result;
-  for (uint64_t at = 0; at < size;) {
+  std::vector<int64_t> bounds(1, 0);
+  std::vector<bool> non_finite;
+  py::list notices;
+  for (uint64_t at = 0; at < size; bounds.push_back(static_cast<int64_t>(at))) {
     dr_message message;
     call.check(dr_read_message(&call.context, messages.data() + at, size - at, &message));
-    py::object text = py::none();
     if (message.text != nullptr)
-      text = py::bytes(reinterpret_cast<const char*>(message.text), message.text_bytes);
-    result.append(py::make_tuple(at, at + message.bytes, message.non_finite != 0, text));
+      notices.append(py::make_tuple(
+          non_finite.size(),
+          py::bytes(reinterpret_cast<const char*>(message.text), message.text_bytes)));
+    non_finite.push_back(message.non_finite != 0);
     at += message.bytes;
   }
-  return result;
+  py::array_t<bool> flags(static_cast<py::ssize_t>(non_finite.size()));
+  std::copy(non_finite.begin(), non_finite.end(), flags.mutable_data());
+  return py::make_tuple(Positions(static_cast<py::ssize_t>(bounds.size()), bounds.data()), flags,
+                        notices);
 }
 
 Bytes write_notice(const std::string& text) {
@@ -357,8 +283,11 @@ py::list stages() {
 }
 
 }  // namespace
+}  // namespace python
+}  // namespace deepreduce
 
 PYBIND11_MODULE(_native, module) {
+  using namespace deepreduce::python;
   module.doc() = "The native core of deepreduce_hvd, for NumPy arrays.";
   module.def("encode", &encode, py::arg("codec"), py::arg("gradient"), py::arg("dtype"),
              py::arg("residual") = py::none(), py::arg("velocity") = py::none(),
@@ -375,6 +304,8 @@ PYBIND11_MODULE(_native, module) {
              py::arg("simd") = -1);
   module.def("decode_sum", &decode_sum, py::arg("payloads"), py::arg("out"),
              py::arg("scale") = 1.0f, py::arg("simd") = -1);
+  module.def("decode_sum_of", &decode_sum_of, py::arg("gathered"), py::arg("starts"),
+             py::arg("ends"), py::arg("out"), py::arg("scale"));
   module.def("decode_sparse", &decode_sparse, py::arg("payloads"), py::arg("d"),
              py::arg("scale") = 1.0f, py::arg("simd") = -1);
   module.def("keep_largest", &keep_largest, py::arg("indices"), py::arg("values"), py::arg("k"),

@@ -33,14 +33,14 @@ class _BucketSums:
         members = [total.members[number] for number in numbers]
         self.names = [member.name for member in members]
         self._outs = dict(zip(numbers, _zeros_for(members, device, in_place)))
-        messages = [message for number in numbers for message in total.messages[number]]
+        starts, ends = total.starts[numbers].ravel(), total.ends[numbers].ravel()
         policy = members[0].slot.policy
         self.results = operators.checked(
             calls.start,
             list(self._outs.values()),
             _bytes_on(device, total.gathered),
-            [message.start for message in messages],
-            [message.end - message.start for message in messages],
+            starts.tolist(),
+            (ends - starts).tolist(),
             scale,
             policy.codec.fields(policy.memory),
         )

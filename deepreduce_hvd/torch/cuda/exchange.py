@@ -3,7 +3,6 @@
 It waits for the device at most twice, for any number of gradients, and never in a backward hook.
 """
 
-import functools
 import struct
 from typing import Any
 
@@ -38,9 +37,7 @@ class DeviceMember(BucketMember):
 
     def __init__(self, slot, gradient, fields=None, replaceable=False, nothing=None):
         dtype = operators.DTYPES.get(gradient.dtype)
-        super().__init__(
-            slot.name, _shape_only(gradient.numel()), (), slot.key, dtype, held=fields is None
-        )
+        self._describe(slot.name, gradient.numel(), slot.key, dtype, held=fields is None)
         self.slot = slot
         self.on_device = gradient
         self.fields = fields
@@ -68,12 +65,6 @@ class DeviceMember(BucketMember):
     def encode(self, bucket):
         """Return the payload, which is on the host by now, as NumPy."""
         return self.payload.numpy()
-
-
-@functools.cache
-def _shape_only(d):
-    """Return (d,) float32 NumPy without memory, for a gradient that is on a GPU."""
-    return np.broadcast_to(np.float32(0), d)
 
 
 class DeviceEncodings:
@@ -126,7 +117,8 @@ class DeviceEncodings:
                 for member, result, header in zip(members, results, headers):
                     _finish_one(member, result, header)
                 continue
-            for member, header, (size, _) in zip(members, headers, container.read_headers(headers)):
+            sizes, _ = container.read_headers(headers)
+            for member, header, size in zip(members, headers, sizes.tolist()):
                 member.take_payload(header, size)
 
     def joined(self, stream=None):
@@ -249,9 +241,9 @@ class PayloadsOnDevice(GatheredPayloads):
 
     def __init__(self, bucket, headers, gathered, size):
         self.gathered = gathered
-        spans = _spans(bucket, headers)
-        self._divide(bucket, spans, size)
-        total = spans[-1].end if spans else 0
+        messages = _messages(bucket, headers)
+        self._divide(bucket, messages, size)
+        total = int(messages.bounds[-1])
         if total != gathered.numel():
             raise CorruptPayloadError(
                 f"parameter {bucket.name}: expected payloads with {total} bytes in total, got"
@@ -268,15 +260,19 @@ class PayloadsOnDevice(GatheredPayloads):
         return decode_sum_sparse(self._on_host(member), self._size_of(member), scale)
 
 
-def _spans(bucket, headers):
-    """Return the ReceivedMessage of each payload, by the ``headers`` of PayloadsOnDevice."""
+def _messages(bucket, headers):
+    """Return the Messages of the payloads, by the ``headers`` of PayloadsOnDevice.
+
+    Notices are among the headers, and take no bytes among the payloads.
+    """
     entry = _LENGTH.size + _HEADER
     if headers.size % entry == 0:
         rows = headers.reshape(-1, entry)
         lengths = np.frombuffer(_LENGTH.pack(_HEADER), dtype=np.uint8)
         if (rows[:, : _LENGTH.size] == lengths).all() and _are_payloads(rows[:, _LENGTH.size :]):
-            return _spans_of(container.read_headers(rows[:, _LENGTH.size :]))
-    spans, at, start = [], 0, 0
+            sizes, non_finite = container.read_headers(rows[:, _LENGTH.size :])
+            return _one_after_another(sizes, non_finite, {})
+    found, notices, at = [], {}, 0
     while at < headers.size:
         first = at + _LENGTH.size
         at = first + (_LENGTH.unpack_from(headers, at)[0] if first <= headers.size else 0)
@@ -285,10 +281,14 @@ def _spans(bucket, headers):
                 f"parameter {bucket.name}: expected headers with {headers.size} bytes in total,"
                 f" got one that ends at byte {at}"
             )
-        span = _span(headers[first:at], start)
-        spans.append(span)
-        start = span.end
-    return spans
+        one = headers[first:at]
+        if one[: len(container.MAGIC)].tobytes() == container.MAGIC:
+            found.append(container.read_header(one))
+        else:
+            (notices[len(found)],) = wire.split(one).notices.values()
+            found.append((0, False))
+    sizes, non_finite = zip(*found) if found else ((), ())
+    return _one_after_another(sizes, np.array(non_finite, dtype=bool), notices)
 
 
 def _are_payloads(entries):
@@ -297,22 +297,6 @@ def _are_payloads(entries):
     return bool((entries[:, : magic.size] == magic).all())
 
 
-def _spans_of(found):
-    """Return the ReceivedMessage of payloads with these sizes, one after another."""
-    spans, start = [], 0
-    for size, non_finite in found:
-        spans.append(wire.ReceivedMessage(start, start + size, non_finite, None))
-        start += size
-    return spans
-
-
-def _span(entry, start):
-    """Return the ReceivedMessage of the payload that starts at ``start`` and has this header.
-
-    A notice has no payload.
-    """
-    if entry[: len(container.MAGIC)].tobytes() != container.MAGIC:
-        (message,) = wire.split(entry)
-        return wire.ReceivedMessage(start, start, False, message.notice)
-    total_bytes, non_finite = container.read_header(entry)
-    return wire.ReceivedMessage(start, start + total_bytes, non_finite, None)
+def _one_after_another(sizes, non_finite, notices):
+    """Return the Messages of payloads of these sizes in bytes."""
+    return wire.Messages(np.cumsum([0, *sizes]), non_finite, notices)

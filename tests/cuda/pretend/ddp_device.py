@@ -206,14 +206,14 @@ def scenario_a_payload_is_corrupt():
 
 def scenario_a_header_is_corrupt():
     """With NCCL, headers come apart from the payloads."""
-    spans = torch_exchange._spans
+    messages_of = torch_exchange._messages
 
     def damaged(bucket, headers):
         headers = headers.copy()
         headers[4] ^= RANK  # the magic number of the first payload
-        return spans(bucket, headers)
+        return messages_of(bucket, headers)
 
-    with pretended_nccl(), replaced(torch_exchange, _spans=damaged):
+    with pretended_nccl(), replaced(torch_exchange, _messages=damaged):
         expect_failure(failure_of(2), "CorruptPayloadError: ", "rank 1: ")
 
 
