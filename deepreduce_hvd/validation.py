@@ -116,7 +116,8 @@ def meant(value, kind):
     if isinstance(value, type) and makes(value, kind):
         return f"; write {text} to pass an instance"
     if makes(value, Sparsifier):
-        return f"; write Compressor(Codec({text}), parameters=...)"
+        codec = f"Codec({text}, index=Rice(), value=LloydMax(bits=1))"
+        return f"; write Compressor({codec}, parameters=...)"
     if makes(value, IndexCodec):
         return f"; write Compressor(Codec(TopK(0.01), index={text}), parameters=...)"
     if makes(value, ValueCodec):
@@ -144,7 +145,7 @@ def _codec_for(value):
         return way and repr(way)
     if is_number(value):
         ratio = float(value) if 0 < value <= 1 else 0.01
-        return f"dr.Codec(dr.TopK({ratio}), index=dr.Rice())"
+        return f"dr.recommended_codec(density={ratio})"
     if not isinstance(value, str):
         return None
     if value.lower() in _WAYS:

@@ -120,6 +120,50 @@ def test_the_default_is_by_size(settings, outcome):
     assert all(policy.way in ("dense", "codec") for policy in comp.policies.values())
 
 
+TWO_PERCENT = dr.Codec(dr.TopK(0.02, warmup_steps=50), index=dr.Rice(), value=dr.LloydMax(bits=1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "outcome"),
+    [
+        ({}, [None] * 3 + [SMALL] * 2 + [TWO_PERCENT] * 2),
+        ({"communicator": dr.GTopK()}, [None] * 5 + [TWO_PERCENT] * 2),
+        ({"codec": {"p1024": TWO}}, [None] * 3 + [SMALL] * 2 + [TWO, TWO_PERCENT]),
+        ({"codec": lambda name, shape: LARGE if name == "p5000" else None},
+         [None] * 3 + [SMALL] * 2 + [TWO_PERCENT, LARGE]),
+    ],
+)  # fmt: skip
+def test_the_density_of_the_default(settings, outcome):
+    named = [(f"p{size}", torch.nn.Parameter(torch.zeros(size))) for size in SIZES]
+    comp = dr.Compressor(parameters=named, density=0.02, **settings)
+    assert [policy.codec for policy in comp.policies.values()] == outcome
+    other = dr.Compressor(parameters=named, **settings)
+    assert comp.fingerprint != other.fingerprint and ", density=0.02" in repr(comp)
+    assert (
+        dr.Compressor(parameters=named, density=0.01, **settings).fingerprint == other.fingerprint
+    )
+    with pytest.raises(dr.InvalidArgumentError, match="state: "):
+        comp.load_state_dict(other.state_dict())
+
+
+def test_tables_are_found_with_every_density():
+    assert compressor(density=0.3).table_candidates == compressor().table_candidates != set()
+
+
+@pytest.mark.parametrize("density", [0, -0.1, 1.01, float("nan"), "0.1", None, True])
+def test_a_density_is_a_share(density):
+    with pytest.raises(
+        dr.InvalidArgumentError, match=r"density: expected a number in \(0, 1\], got"
+    ):
+        compressor(density=density)
+
+
+def test_a_density_beside_a_codec():
+    for codec in (TWO, "dense"):
+        with pytest.raises(dr.InvalidArgumentError, match="density: expected none beside a codec"):
+            compressor(codec, density=0.05)
+
+
 def test_only_parts_of_large_tensors_are_delayed():
     delays = [policy.delays for policy in compressor().policies.values()]
     assert delays == [True, True, False, True]

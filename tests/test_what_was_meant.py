@@ -164,9 +164,9 @@ class TestParameters:
         ("elias_fano", "dr.Codec(dr.TopK(0.01), index=dr.EliasFano())"),
         ("qsgd", "dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.QSGD())"),
         ("gzip", "dr.Codec(dr.TopK(0.01), index=dr.Rice())"),
-        (0.05, "dr.Codec(dr.TopK(0.05), index=dr.Rice())"),
-        (1, "dr.Codec(dr.TopK(1.0), index=dr.Rice())"),
-        (5, "dr.Codec(dr.TopK(0.01), index=dr.Rice())"),
+        (0.05, "dr.recommended_codec(density=0.05)"),
+        (1, "dr.recommended_codec(density=1.0)"),
+        (5, "dr.recommended_codec(density=0.01)"),
         ("bf16", "'fp16'"),
         ("FP16", "'fp16'"),
         ("none", "'dense'"),
@@ -214,7 +214,7 @@ def test_an_instance_to_write_is_one(make, expected):
     [
         (
             lambda: dr.Compressor(dr.TopK, parameters=named()),
-            "Compressor(Codec(TopK(0.01)), parameters=...)",
+            "Compressor(Codec(TopK(0.01), index=Rice(), value=LloydMax(bits=1)), parameters=...)",
         ),
         (
             lambda: dr.Compressor(dr.Rice, parameters=named()),

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
-from deepreduce_hvd.settings import is_integer
+from deepreduce_hvd.settings import expect_float, is_integer
 from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.stages.index_codecs import RLE, Rice
 from deepreduce_hvd.stages.memories import NoMemory, Residual
@@ -35,11 +35,13 @@ MemoryChoice: TypeAlias = (
 #: what ``Compressor(codec=)`` takes for embedding tables
 ROWS = "rows"
 _MOST_NAMES = 5
+#: share of a large tensor's elements that the default codec sends
+DENSITY = 0.01
 _LARGE = 1024  # elements from which a tensor is large
 _SMALLEST = 32  # elements from which the payload of a small tensor is smaller than the tensor
 
 
-def recommended_codec(shape: _Shape | None = None) -> Codec:
+def recommended_codec(shape: _Shape | None = None, density: float = DENSITY) -> Codec:
     """Return the default codec of :class:`Compressor`.
 
     For large tensors, it sends the 1 % of elements of largest magnitude. In the first 50 steps the
@@ -50,18 +52,19 @@ def recommended_codec(shape: _Shape | None = None) -> Codec:
 
     Args:
         shape: shape of the tensor. Default: that of a large tensor.
+        density: share of the elements to send of a large tensor, a number in (0, 1].
 
     Returns:
-        ``Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))``, or
+        ``Codec(TopK(density, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))``, or
         ``Codec(NoneSparsifier(), index=Rice(), value=LloydMax(bits=4))`` for a small tensor. There,
         ``Rice`` is used only for ``tf.IndexedSlices``: all other payloads have no indices.
 
     Raises:
-        InvalidArgumentError: ``shape`` is not a sequence of sizes.
+        InvalidArgumentError: ``shape`` is not a sequence of sizes, or ``density`` is out of range.
     """
     if shape is not None and _elements(shape) < _LARGE:
         return Codec(NoneSparsifier(), index=Rice(), value=LloydMax(bits=4))
-    return Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))
+    return Codec(TopK(density, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))
 
 
 def rows_codec(on_gpu: bool = False) -> Codec:
@@ -140,6 +143,7 @@ def resolve(
     shapes: Mapping[str, _Shape],
     dense_below: int | None,
     compresses_small: bool,
+    density: float = DENSITY,
 ) -> dict[str, Policy]:
     """Return {parameter name: :class:`Policy`}.
 
@@ -153,6 +157,7 @@ def resolve(
         dense_below: parameters with fewer elements are sent uncompressed instead of with a codec.
             None: 32 where a parameter uses the default codec for small tensors, otherwise 1,024.
         compresses_small: whether small tensors have a default codec of their own.
+        density: as for :func:`recommended_codec`.
 
     Raises:
         InvalidArgumentError: a value of another type, or a pattern that no parameter needs.
@@ -172,7 +177,7 @@ def resolve(
         by_size = by_size and chosen in (None, recommended_codec(shape))
         fewest = (_SMALLEST if by_size else _LARGE) if dense_below is None else dense_below
         if chosen is None:
-            chosen = recommended_codec(shape if by_size else None)
+            chosen = recommended_codec(shape if by_size else None, density)
         small = math.prod(shape) < fewest
         policies[name] = Policy(DENSE) if small else Policy(CODEC, chosen, kept)
     return policies
@@ -204,13 +209,31 @@ def is_single(value: Any) -> bool:
     return not isinstance(value, Mapping) and (isinstance(value, type) or not callable(value))
 
 
-def text_of(value: Any) -> str:
+def text_of(value: Any, density: float = DENSITY) -> str:
     """Return an argument as text, the same on all ranks. None stands for the default codec."""
     if value is None:
-        return "recommended_codec(shape)"
+        return f"recommended_codec(shape{'' if density == DENSITY else f', density={density!r}'})"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {chosen!r}" for key, chosen in value.items()) + "}"
     return repr(value) if is_single(value) else "a function of name and shape"
+
+
+def expect_density(density: Any, codec: Any) -> float:
+    """Return the argument ``density`` of a compressor as a float.
+
+    Raises:
+        InvalidArgumentError: it is not a number in (0, 1], or no parameter has the default codec,
+            because ``codec`` is one for all.
+    """
+    density = expect_float(
+        "Compressor density", density, "a number in (0, 1]", lambda number: 0 < number <= 1
+    )
+    if density != DENSITY and codec is not None and is_single(codec):
+        raise InvalidArgumentError(
+            "Compressor density: expected none beside a codec, which says what is sent, got"
+            f" {density:g} and {shown(codec)}; set the ratio of the codec's sparsifier"
+        )
+    return density
 
 
 _EXPECTED = {
