@@ -157,10 +157,18 @@ class Preparation:
             ]
             texts.append(f"for {number} of {len(parameters)} parameters, {', and '.join(settings)}")
         whose = "its gradient" if sum(changes.values()) == 1 else "their gradients"
-        hint = self._hint() if with_hint and any(momentum for momentum, _, _ in changes) else ""
+        has_momentum = any(momentum for momentum, _, _ in changes)
+        hint = self._hint() if with_hint and has_momentum else ""
+        if has_momentum and self._sends_nothing():
+            hint += " This also applies to a job of one process, which compresses nothing."
         return (
             f"{optimizer}: {'; '.join(texts)}. Only a part of {whose} is sent in each step.{hint}"
         )
+
+    def _sends_nothing(self):
+        """Return whether this job has one process, which exchanges no gradients."""
+        adapter = self.compressor.adapter
+        return all(adapter.sends_nothing(slot) for slot in adapter.slots.values())
 
     def _hint(self):
         """Return what an optimizer such as Adam also needs: a higher density in the first steps."""

@@ -322,8 +322,6 @@ def prepare(optimizer, compressor):
         with_hint=not scales,
     )
     changes += _hint_on_clipping(optimizer, compressor)
-    if momentum and compressor.adapter.transport.size == 1:
-        changes += " This also applies to a job of one process, which compresses nothing."
     if name is not None:
         optimizer.__class__ = type(
             original.__name__,
