@@ -33,6 +33,19 @@ class TestCheckpoint:
         tf.train.Checkpoint(compressor=target.compressor.trackable).read(path).assert_consumed()
         assert_equal(snapshot(target.compressor), snapshot(source.compressor))
 
+    def test_a_model_that_has_it_as_an_attribute_does_not_own_its_variables(self, tf, tmp_path):
+        """A broadcast of the model's variables must leave the residuals as they are."""
+        source, target = OnTensorFlow(), OnTensorFlow()
+        source.step(0)
+        models = [tf.Module(), tf.keras.Sequential([tf.keras.layers.Dense(2)])]
+        for model in models:
+            model.compressor_state = source.compressor.trackable
+            assert not model.variables
+        path = tf.train.Checkpoint(model=models[0]).write(str(tmp_path / "checkpoint"))
+        models[0].compressor_state = target.compressor.trackable
+        tf.train.Checkpoint(model=models[0]).read(path).assert_consumed()
+        assert_equal(snapshot(target.compressor), snapshot(source.compressor))
+
     def test_mean_seconds_are_those_of_the_own_steps(self, tf, tmp_path):
         """Steps of the saved job are not timed here."""
         source, target = OnTensorFlow(), OnTensorFlow()

@@ -57,7 +57,7 @@ class ExpectVariableOp : public tensorflow::OpKernel {
             "parameter ", variable_,
             ": expected the gradient of this variable, got the gradient of ", found.name(),
             ", which has the same shape: Horovod traces tapes and optimizers with gradients of equal shapes only once; "
-            "give each one its own view, compression=compressor.bound_to(variables)")));
+            "give each one its own view, compression=compressor.bound_to(variables); or the compressor was made for another model: make one for this model")));
   }
 
  private:

@@ -32,7 +32,7 @@ from deepreduce_hvd.tensorflow.ops import DTYPES
 from deepreduce_hvd.tensorflow.prepare import momentum_warning
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
 from deepreduce_hvd.tensorflow.slices import reduce_gradient
-from deepreduce_hvd.tensorflow.slot import Identity, Slot, reduced_dtype, sent_dtype
+from deepreduce_hvd.tensorflow.slot import CheckpointView, Slot, reduced_dtype, sent_dtype
 from deepreduce_hvd.tensorflow.variables import (
     Variables,
     View,
@@ -164,10 +164,7 @@ class Adapter(BaseAdapter):
     @property
     def trackable(self):
         """A new view of the state for a checkpoint, as :attr:`Compressor.trackable`."""
-        trackable = tf.Module()
-        trackable.slots = self.slots
-        trackable.identity = Identity(self.compressor)
-        return trackable
+        return CheckpointView(self.slots, self.compressor)
 
     # --- views ---
 

@@ -118,6 +118,12 @@ class GroupExchange:
 
     def add(self, slot, gradient, step):
         """Add a gradient and the value of its step counter; return its number in the group."""
+        if not tf.config.experimental.get_synchronous_execution():
+            raise InvalidArgumentError(
+                "compress: expected synchronous execution, because exchanges run eagerly within a"
+                " graph, got tf.config.experimental.set_synchronous_execution(False); leave that"
+                f" out, or use Allgather instead of {self._adapter.compressor.communicator!r}"
+            )
         if not tf.compat.v1.executing_eagerly_outside_functions():
             raise InvalidArgumentError(
                 "compress: expected eager execution or a tf.function, which run exchanges in"

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.context import eager_mode
 from tensorflow.python.framework.ops import EagerTensor
+from tensorflow.python.trackable.autotrackable import AutoTrackable
 
 from deepreduce_hvd import statistics
 from deepreduce_hvd.checkpoints import checkpoint
@@ -279,6 +280,18 @@ class Slot(tf.Module):
             kept=read(self.state[0]) if keeps_everything and not self.is_table else None,
             rounds=rounds, communicator=communicator, untimed_steps=self.untimed_steps,
         )  # fmt: skip
+
+
+class CheckpointView(AutoTrackable):
+    """The state of a compressor for a checkpoint.
+
+    It is no tf.Module, whose variables a layer of Keras would count among its own: a broadcast of
+    the layer's variables would give all ranks the residuals of one.
+    """
+
+    def __init__(self, slots, compressor):
+        self.slots = slots
+        self.identity = Identity(compressor)
 
 
 class Identity(tf.train.experimental.PythonState):

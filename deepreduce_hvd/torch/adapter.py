@@ -113,6 +113,8 @@ class Adapter(TorchAdapter):
             self._close(last)  # the next step may continue it, and be void if it is
         leads = self._steps.leads(owner)
         if leads:
+            if self._steps.take_ended():
+                self.scheduler.step_ends(self.transport, self.slots)
             self.times.begin(time.perf_counter())
             self.layout = self.scheduler.layout
             self._tables_before = super().known_tables()
@@ -228,7 +230,7 @@ class Adapter(TorchAdapter):
         if step.complete:
             self.warn_of_tables()
             step.device_sums.send()
-            if step.leads:
+            if self._steps.ends_with(step):
                 self.scheduler.step_ends(self.transport, self.slots)
         return result
 

@@ -100,6 +100,11 @@ class OptimizerStep:
         return isinstance(self.buckets, OptimizerBuckets)
 
     @property
+    def has_all(self):
+        """Whether no other optimizer has a step between this one and the next one."""
+        return self.owned and self.buckets.has_all
+
+    @property
     def more_to_come(self):
         """Whether backward has yet to compute compressed gradients of the optimizer."""
         return self.owned and self._compressed < self.buckets.gradients
@@ -159,6 +164,7 @@ class OptimizerSteps:
             weakref.WeakSet()
         )  # optimizers with a step in the job's step
         self._apart = SeparateBuckets(self._compressor.fingerprint)
+        self._has_ended = False
 
     def last_of(self, owner):
         """Return the last step of an optimizer, or of :data:`DIRECT`; None if there is none."""
@@ -217,6 +223,24 @@ class OptimizerSteps:
         self._stepping.add(owner)
         return first
 
+    def ends_with(self, step):
+        """Return whether a step of the job ends with this complete step of an optimizer.
+
+        Ranks wait for each other there. If several optimizers share the compressor, the end is put
+        off until the next step of the job begins, see :meth:`take_ended`. Before that, another rank
+        may wait for this rank's gradients of an optimizer that has not begun its step here. So it
+        is if this rank has not used the parameters of that optimizer: Horovod then passes their
+        zeros when the optimizer steps.
+        """
+        if step.leads:
+            self._has_ended = not step.has_all
+        return step.leads and step.has_all
+
+    def take_ended(self):
+        """Return whether the end of a step of the job was put off; it is not any more."""
+        ended, self._has_ended = self._has_ended, False
+        return ended
+
     def begin(self, owner, device_sums, layout, leads):
         """Begin a step of an optimizer, or of :data:`DIRECT`, and return it.
 
@@ -272,7 +296,10 @@ class OptimizerSteps:
             and last.buckets.layout is layout
         ):
             return last.buckets
-        return OptimizerBuckets(slots, self._compressor.bucket_bytes, layout)
+        buckets = OptimizerBuckets(slots, self._compressor.bucket_bytes, layout)
+        trained = sum(OptimizerBuckets.trains(self._parameters))
+        buckets.has_all = sum(buckets.training) == trained
+        return buckets
 
     def _loss_scale(self):
         """Return the current loss scale, or None without loss scaling."""

@@ -15,6 +15,7 @@ import ddp_schedule
 import ddp_states
 import ddp_tools
 import ddp_uncompressed
+import ddp_unused
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -354,7 +355,7 @@ def scenario_many_random_programs(directory):
 if __name__ == "__main__":
     parts = (
         ddp_states, ddp_schedule, ddp_uncompressed, ddp_one_rank, ddp_registration, ddp_changes,
-        ddp_loss_scale,
+        ddp_loss_scale, ddp_unused,
     )  # fmt: skip
     main({**globals(), **{name: one for part in parts for name, one in vars(part).items()}})
     sys.exit()

@@ -132,6 +132,9 @@ class Oracle:
         network: the network before the first step.
     """
 
+    #: whether parameters that no rank uses are left out of sums that are encoded
+    leaves_out = True
+
     def __init__(self, compressor, network):
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
         self._settings, self._layout = compressor, compressor.adapter.layout
@@ -182,6 +185,15 @@ class Oracle:
             ways = {name: (self._layout.policies[name], self._communicator(name)) for name in names}
             for policy, communicator in dict.fromkeys(ways.values()):
                 alike = [name for name in names if ways[name] == (policy, communicator)]
+                if self.leaves_out and not policy.dense and not communicator.sends_payloads:
+                    unused = [name for name in alike if all(own[name] is None for own in gradients)]
+                    result.update(
+                        (name, torch.zeros_like(self._parameters[name])) for name in unused
+                    )
+                    self.payloads.update(dict.fromkeys(unused))
+                    alike = [name for name in alike if name not in unused]
+                    if not alike:
+                        continue
                 if not policy.dense:
                     result.update(self._exchange(policy, communicator, alike, gradients))
                     continue

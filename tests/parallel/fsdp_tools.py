@@ -123,6 +123,8 @@ class ShardOracle(Oracle):
         dtype: dtype in which gradients are reduced.
     """
 
+    leaves_out = False
+
     def __init__(self, compressor, network, mesh, dtype=torch.float32):
         self._dtype = dtype
         super().__init__(compressor, network)

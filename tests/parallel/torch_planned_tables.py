@@ -228,6 +228,31 @@ def scenario_optimizers_that_share_auto_and_step_in_another_order_on_each_rank(d
 
 
 @mock.patch.object(scheduler_module, "_COLD_STEPS", 1)
+def scenario_auto_with_optimizers_of_which_each_rank_uses_one(directory):
+    """A rank passes the gradients that it has not made when their optimizer steps, and not before.
+
+    So another optimizer begins the step of the job on each rank.
+    """
+    parts = torch.nn.ModuleDict({name: torch.nn.Linear(40, 40) for name in ("trunk", "one", "two")})
+    compressor = dr.Compressor(
+        dr.Codec(dr.TopK(0.1)), parameters=parts.named_parameters(), schedule="auto"
+    )
+    optimizers = []
+    for owned in (("trunk", "one"), ("two",)):
+        named = [pair for pair in parts.named_parameters() if pair[0].startswith(owned)]
+        optimizer = torch.optim.SGD([one for _, one in named], lr=1e-3)
+        optimizers.append(hvd.DistributedOptimizer(optimizer, named, compressor))
+    for step in range(60):
+        parts.zero_grad()
+        used = ("one", "two")[(step // 3 + hvd.rank()) % 2]
+        inputs = torch.randn(4, 40, generator=torch.Generator().manual_seed(step + hvd.rank()))
+        parts[used](parts["trunk"](inputs)).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert compressor.plan is not None, "there is no plan"
+    assert_equal_everywhere(parts.named_parameters(), "one optimizer per rank")
+
+
 def scenario_steps_that_compress_nothing_but_tables(directory):
     """They are no steps to plan by: with tables that are named, found, or both."""
     own = torch.Generator().manual_seed(hvd.rank())

@@ -260,6 +260,10 @@ class DistributedAdapter(TorchAdapter):
     def sends_nothing(self, slot):
         return self.alone
 
+    def encodes_sums_of(self, slot):
+        """Return whether gradients of a parameter become parts of sums that are encoded again."""
+        return slot.name in self.ways and not self.ways[slot.name].communicator.sends_payloads
+
     def close(self):
         super().close()
         self._unstepped = set()

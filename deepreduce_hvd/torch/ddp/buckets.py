@@ -100,20 +100,27 @@ class BucketJob:
             if self._old.found:
                 self._postponed = slots, gradients
                 return
-        for slot, gradient in zip(slots, gradients):
-            self._add(slot, gradient)
+        left_out = () if self._old is None else self._old.left_out
+        for number, (slot, gradient) in enumerate(zip(slots, gradients)):
+            made = self._begin(slot)
+            if number not in left_out:
+                self._add(slot, gradient, made)
         self._start()
         for _, _, member in (one for part in self._compressed.values() for one in part):
             if member.failure is not None:
                 raise failure_of(member, member.failure) from member.failure
 
-    def _add(self, slot, gradient):
+    def _begin(self, slot):
+        """Begin the step of a slot; return whether this rank's backward pass made its gradient."""
         self._pass.slots.append(slot)
         slot.settle()
         slot.steps += 1
         made, slot.made = slot.made, False
         if self._adapter.void_steps is not None:
             self._adapter.void_steps.exchanged(slot)
+        return made
+
+    def _add(self, slot, gradient, made):
         if self._adapter.alone:
             total = with_whole_memory(slot, gradient, made, self._pass.loss_scale)
             if total is not gradient:

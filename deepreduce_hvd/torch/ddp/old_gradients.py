@@ -3,6 +3,9 @@
 With ``find_unused_parameters`` or ``static_graph``, DDP copies ``parameter.grad`` into the bucket
 of each parameter, also if no rank has used it in this pass. Then it discards the result, because
 ``parameter.grad`` must not change. So nothing of such a gradient may enter a residual.
+
+Communicators that encode sums leave such parameters out: a lossy index codec may add elements to
+the sum, and residuals would correct elements that DDP discards.
 """
 
 import numpy as np
@@ -21,7 +24,8 @@ class OldGradients:
 
     Attributes:
         found: whether this rank has a gradient that its backward pass did not make, other than
-            zeros.
+            zeros, or one that a communicator must leave out if no rank has made it.
+        left_out: numbers of the gradients to leave out, after :meth:`clear`.
         sent_bytes: bytes that :meth:`clear` has passed to collectives.
     """
 
@@ -36,7 +40,13 @@ class OldGradients:
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients and copies of them
         name = collective_name(adapter.compressor.number, slots[0].name)
         self._name = f"{name}.step {slots[0].steps + 1}.used"
-        self.found = bool(self._old)
+        self._in_sums = {
+            number
+            for number, slot in enumerate(slots)
+            if not slot.made and adapter.encodes_sums_of(slot)
+        }
+        self.found = bool(self._old or self._in_sums)
+        self.left_out: set[int] = set()
         self.sent_bytes = 0
 
     def clear(self):
@@ -45,6 +55,7 @@ class OldGradients:
         All ranks call this. If no rank has old gradients, it is one collective without data.
         """
         used = self._used_by_any()
+        self.left_out = {number for number in self._in_sums if not used[number]}
         for number, gradient in self._old.items():
             if not used[number]:
                 self._kept.append((gradient, gradient.clone()))
