@@ -29,6 +29,17 @@ def scenario_xla(directory):
         tf.function(make_step(named, compressor_of(named)), jit_compile=True)(batch(0))
 
 
+def scenario_asynchronous_execution(directory):
+    tf.config.experimental.set_synchronous_execution(False)
+    try:
+        named = model()
+        compressor = compressor_of(named, communicator=dr.GTopK())
+        with refused(r"expected synchronous execution"):
+            tf.function(make_step(named, compressor))(batch(0))
+    finally:
+        tf.config.experimental.set_synchronous_execution(True)
+
+
 def scenario_slices_out_of_range_on_one_rank(directory):
     with refused(r"parameter table: rank 1: slices: expected indices of 0 to 999, got 1000"):
         table = tf.Variable(tf.ones([1000, 16]))
