@@ -128,6 +128,9 @@ class StepTimes:
         """Write the last complete step as a Chrome trace, beside the predicted one of a plan."""
         measured = self.timeline()
         if measured is None:
-            raise InvalidArgumentError("timeline: expected a complete step, got none yet")
+            raise InvalidArgumentError(
+                "timeline: expected a complete step, got none yet; a step is complete when the next"
+                " one begins"
+            )
         predicted = {} if plan is None else {"predicted": plan.timeline}
         write_trace({"measured": measured, **predicted}, path)
