@@ -61,10 +61,8 @@ class RollCall:
         yield self
         self._expect_none_missing()
 
-    def wait(self, meanwhile=lambda: None):
+    def wait(self):
         """Wait for the result; raise InvalidArgumentError when ranks are missing.
-
-        ``meanwhile`` is called again and again until the result is there.
 
         Return after ten seconds if there is no result, because perhaps not all ranks make this
         call. A rank that exits shuts Horovod down on all others, so the wait also gives the other
@@ -74,7 +72,6 @@ class RollCall:
         while not self.query():
             if time.monotonic() > deadline:
                 return
-            meanwhile()
             time.sleep(_PAUSE_SECONDS)
         self._expect_none_missing()
 

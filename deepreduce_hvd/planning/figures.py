@@ -14,20 +14,18 @@ class Figures:
     Args:
         compressor: the compressor. Its number is read for each exchange, because the ranks agree on
             it after it is created.
-        meanwhile: function that is called again and again while this rank waits for the others.
 
     Attributes:
         calls: how many there have been.
     """
 
-    def __init__(self, compressor, meanwhile):
+    def __init__(self, compressor):
         self._compressor = compressor
-        self._meanwhile = meanwhile
         self.calls = 0
 
     def call_ranks(self, transport):
         """Wait until all ranks are here."""
-        RollCall(transport, self.name("ranks")).wait(self._meanwhile)
+        RollCall(transport, self.name("ranks")).wait()
 
     def slowest(self, transport, seconds):
         """Return the largest of all ranks' numbers, for each of a list of them."""

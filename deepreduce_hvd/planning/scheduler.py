@@ -81,8 +81,6 @@ class Scheduler:
             and memories support.
         tables: function that returns the names of the embedding tables, the same on all ranks in
             each step of the job.
-        meanwhile: function that is called again and again while this rank waits for the others.
-            They may wait for messages of this rank before they come.
 
     Attributes:
         layout: the layout for the next step.
@@ -91,7 +89,7 @@ class Scheduler:
 
     def __init__(
         self, compressor, times, time_fp16, buckets=lambda: None, on_host=False, communicators=None,
-        tables=lambda: (), meanwhile=lambda: None,
+        tables=lambda: (),
     ):  # fmt: skip
         self._compressor = compressor
         self._times = times
@@ -99,7 +97,7 @@ class Scheduler:
         self._buckets = buckets
         self._on_host = on_host
         self._communicators = communicators
-        self._tables, self._meanwhile = tables, meanwhile
+        self._tables = tables
         self._schedule = compressor.schedule
         self._base = layout.of_settings(compressor.first_policies, compressor.fingerprint)
         self._in_plans = layout.in_plans(self._base.policies)  # policies that plans may change
@@ -114,7 +112,7 @@ class Scheduler:
         self._measured = {}
         self._costs = self._curve = self._fitted = None
         self._totals = None  # those at the end of the warm-up
-        self._figures = Figures(self._compressor, self._meanwhile)
+        self._figures = Figures(self._compressor)
         self._different, self._differing = _DIFFERENT, 0
         self._waited = 0  # steps in which another compressor tried plans
         one_race.give_back(self)

@@ -352,9 +352,6 @@ class Adapter(TorchAdapter):
     def known_tables(self):
         return self._tables_before
 
-    def advance_others(self):
-        self._exchanges.advance_all(self._steps.flights_beside(None), self.transport)
-
     def framework_settings(self):
         """Return which parameters are frozen; their buckets depend on it."""
         return [

@@ -36,8 +36,7 @@ class TorchAdapter(BaseAdapter):
         super().__init__(compressor, transport)
         self.times = StepTimes()
         self.scheduler = Scheduler(
-            compressor, self.times, time_fp16, buckets, on_host, tables=self.known_tables,
-            meanwhile=self.advance_others,
+            compressor, self.times, time_fp16, buckets, on_host, tables=self.known_tables
         )  # fmt: skip
         self.layout = self.scheduler.layout
         self._warned = set()
@@ -66,9 +65,6 @@ class TorchAdapter(BaseAdapter):
     def known_tables(self):
         """Return the names of the embedding tables, the same on all ranks in a step of the job."""
         return embedding_tables.names_of(self.slots)
-
-    def advance_others(self):
-        """Advance exchanges that other ranks may wait for, while this rank waits for them."""
 
     def notes(self):
         return [*super().notes(), *self.scheduler.notes(embedding_tables.names_of(self.slots))]

@@ -72,20 +72,6 @@ class Exchanges:
         if now - self._advanced_at < _SECONDS_BETWEEN:
             return
         self._advanced_at = now
-        self._advance()
-
-    def advance_all(self, flights, transport):
-        """Start these flights, and advance all exchanges as far as possible without waiting.
-
-        All hooks of their optimizers have run.
-        """
-        self._prepare(transport)
-        for flight in flights:
-            if flight.exchange is None:
-                self._start(flight, transport)
-        self._advance()
-
-    def _advance(self):
         for exchange in self._in_flight:
             exchange.advance()
         self._drop_done()
