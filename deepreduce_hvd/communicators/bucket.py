@@ -83,6 +83,7 @@ class BucketMember:
         self.threshold = np.zeros(1, dtype=np.float32) if threshold is None else threshold
 
     def _describe(self, name: str, d: int, key: int, dtype: Any, held: bool) -> None:
+        """Set what every member has. A subclass may make the arrays when they are read."""
         self.name = name
         self.d = d
         self.key = key

@@ -92,7 +92,7 @@ class HostPath:
 
         def decode(gathered, factor, ranks):
             messages = wire.split(gathered)
-            for number in range(members):
+            for number in range(members):  # no gradient of the message may change its variable
                 wire.raise_notices(slot.label, messages, number, members)
             if len(messages) != ranks * members:
                 raise CorruptPayloadError(

@@ -33,8 +33,6 @@ class OptimizerBuckets:
             for slot, trains in zip(slots, self.training)
             if not policies[slot.name].dense
         ][::-1]
-        #: whether no other optimizer has parameters of the compressor, as far as they are trained
-        self.has_all = False
         #: number of slots that are trained and compressed
         self.gradients = sum(trains for _, trains in compressed)
         buckets = self._messages({slot.name: slot for slot, trains in compressed if trains})

@@ -100,11 +100,6 @@ class OptimizerStep:
         return isinstance(self.buckets, OptimizerBuckets)
 
     @property
-    def has_all(self):
-        """Whether no other optimizer has a step between this one and the next one."""
-        return self.owned and self.buckets.has_all
-
-    @property
     def more_to_come(self):
         """Whether backward has yet to compute compressed gradients of the optimizer."""
         return self.owned and self._compressed < self.buckets.gradients
@@ -226,15 +221,16 @@ class OptimizerSteps:
     def ends_with(self, step):
         """Return whether a step of the job ends with this complete step of an optimizer.
 
-        Ranks wait for each other there. If several optimizers share the compressor, the end is put
-        off until the next step of the job begins, see :meth:`take_ended`. Before that, another rank
-        may wait for this rank's gradients of an optimizer that has not begun its step here. So it
-        is if this rank has not used the parameters of that optimizer: Horovod then passes their
-        zeros when the optimizer steps.
+        Ranks wait for each other there. If the optimizer does not have all parameters that are
+        trained, the end is put off until the next step of the job begins, see :meth:`take_ended`.
+        Before that, another rank may wait for this rank's gradients of another optimizer. If this
+        rank has not used its parameters, Horovod passes their zeros only when that one steps.
         """
-        if step.leads:
-            self._has_ended = not step.has_all
-        return step.leads and step.has_all
+        if not step.leads:
+            return False
+        has_all = sum(step.buckets.training) == sum(OptimizerBuckets.trains(self._parameters))
+        self._has_ended = not has_all
+        return has_all
 
     def take_ended(self):
         """Return whether the end of a step of the job was put off; it is not any more."""
@@ -296,10 +292,7 @@ class OptimizerSteps:
             and last.buckets.layout is layout
         ):
             return last.buckets
-        buckets = OptimizerBuckets(slots, self._compressor.bucket_bytes, layout)
-        trained = sum(OptimizerBuckets.trains(self._parameters))
-        buckets.has_all = sum(buckets.training) == trained
-        return buckets
+        return OptimizerBuckets(slots, self._compressor.bucket_bytes, layout)
 
     def _loss_scale(self):
         """Return the current loss scale, or None without loss scaling."""

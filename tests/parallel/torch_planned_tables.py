@@ -230,7 +230,8 @@ def scenario_optimizers_that_share_auto_and_step_in_another_order_on_each_rank(d
 def scenario_auto_with_optimizers_of_which_each_rank_uses_one(directory):
     """A rank passes the gradients that it has not made when their optimizer steps, and not before.
 
-    So another optimizer begins the step of the job on each rank.
+    So another optimizer begins the step of the job on each rank. At first, one optimizer has all
+    parameters that are trained.
     """
     torch.manual_seed(0)
     parts = torch.nn.ModuleDict({name: torch.nn.Linear(40, 40) for name in ("trunk", "one", "two")})
@@ -244,7 +245,8 @@ def scenario_auto_with_optimizers_of_which_each_rank_uses_one(directory):
         optimizers.append(hvd.DistributedOptimizer(optimizer, named, compressor))
     for step in range(60):
         parts.zero_grad()
-        used = ("one", "two")[(step // 3 + hvd.rank()) % 2]
+        parts["two"].requires_grad_(step >= 3)
+        used = ("one", "two")[(step // 3 + hvd.rank()) % 2] if step >= 3 else "one"
         inputs = torch.randn(4, 40, generator=torch.Generator().manual_seed(step + hvd.rank()))
         parts[used](parts["trunk"](inputs)).square().sum().backward()
         for optimizer in optimizers:

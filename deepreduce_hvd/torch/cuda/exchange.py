@@ -285,7 +285,7 @@ def _messages(bucket, headers):
         if one[: len(container.MAGIC)].tobytes() == container.MAGIC:
             found.append(container.read_header(one))
         else:
-            (notices[len(found)],) = wire.split(one).notices.values()
+            notices[len(found)] = wire.split(one).notices[0]
             found.append((0, False))
     sizes, non_finite = zip(*found) if found else ((), ())
     return _one_after_another(sizes, np.array(non_finite, dtype=bool), notices)
