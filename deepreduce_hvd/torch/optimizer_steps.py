@@ -24,6 +24,7 @@ class OptimizerStep:
         void: whether some result has NaN or Inf.
         closed: whether the end of the step has been settled.
         leads: whether a step of the job begins with this one, see :meth:`OptimizerSteps.leads`.
+        has_all: whether its optimizer has all parameters that are trained.
         exchanged: whether all exchanges of its gradients so far are done.
     """
 
@@ -38,6 +39,7 @@ class OptimizerStep:
         self.void = False
         self.closed = False
         self.leads = leads
+        self.has_all = False
         self.exchanged = False
         self._flights = {}  # number of a bucket -> Flight
         self._roll_calls = {}  # label -> RollCall
@@ -228,9 +230,8 @@ class OptimizerSteps:
         """
         if not step.leads:
             return False
-        has_all = sum(step.buckets.training) == sum(OptimizerBuckets.trains(self._parameters))
-        self._has_ended = not has_all
-        return has_all
+        self._has_ended = not step.has_all
+        return step.has_all
 
     def take_ended(self):
         """Return whether the end of a step of the job was put off; it is not any more."""
@@ -247,14 +248,15 @@ class OptimizerSteps:
             leads: what :meth:`leads` returned.
         """
         last = self._last.get(owner)
-        buckets = self._apart
+        buckets, has_all = self._apart, False
         if owner is not DIRECT:
-            slots = self._slots_of(owner)
+            slots, has_all = self._slots_of(owner)
             layout = self._tables.layout_of(layout, slots)
             buckets = self._buckets_of(owner, slots, layout)
         step = self._last[owner] = OptimizerStep(
             buckets, layout, self._loss_scale(), device_sums, self._parameters.gradients_made, leads
         )
+        step.has_all = has_all
         if last is not None and self._goes_on(last, step):
             # NaN or Inf is still there, and the optimizer skips the whole step
             step.continues, step.void = True, last.void
@@ -274,9 +276,15 @@ class OptimizerSteps:
             self._accumulation.exchanged(slot)
 
     def _slots_of(self, owner):
-        """Return the slots of an optimizer's parameters."""
+        """Return the slots of an optimizer's parameters, and whether no others are trained."""
         owned = {id(parameter) for group in owner.param_groups for parameter in group["params"]}
-        return [slot for slot in self._parameters if id(slot.parameter) in owned]
+        slots, has_all = [], True
+        for slot in self._parameters:
+            if id(slot.parameter) in owned:
+                slots.append(slot)
+            elif slot.parameter.requires_grad:
+                has_all = False
+        return slots, has_all
 
     def _buckets_of(self, owner, slots, layout):
         """Return the buckets of the gradients of an optimizer, which has these slots.
