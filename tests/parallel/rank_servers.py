@@ -15,6 +15,9 @@ _READ_AT_IMPORT = re.compile(
 _SEEDS = ("1", "2")
 _IMPORTS = re.compile(r"^ *(?:import|from) (tensorflow|torch)\b", re.MULTILINE)
 
+#: replaces a function of the C library in the ranks
+_SLEEPING_YIELD = HERE.parent / "native" / "sleeping_yield.cc"
+
 _servers = {}  # modules -> the paths of the servers' sockets
 _running = []
 
@@ -44,6 +47,19 @@ def _sockets(*modules):
     return _servers[modules]
 
 
+def _sleeping_yield():
+    """Return the path of the library of sleeping_yield.cc, which is made if it is not there."""
+    library = HERE.parent.parent / "build" / "tests" / "sleeping_yield.so"
+    if library.exists() and library.stat().st_mtime >= _SLEEPING_YIELD.stat().st_mtime:
+        return library
+    library.parent.mkdir(parents=True, exist_ok=True)
+    made = library.with_suffix(f".{os.getpid()}")  # another process may make it at the same time
+    compiler = [*os.environ.get("CXX", "g++").split(), "-O1", "-shared", "-fPIC"]
+    subprocess.run([*compiler, "-o", made, _SLEEPING_YIELD], check=True)
+    made.replace(library)
+    return library
+
+
 def _start(modules, seed):
     """Start a server, which ends with this process; return the path of its socket."""
     if not _running:
@@ -51,7 +67,11 @@ def _start(modules, seed):
         _running.append(tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True))
     place = pathlib.Path(_running[0].name) / str(len(_running))
     environment = dict(
-        os.environ, OMP_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="3", PYTHONHASHSEED=seed
+        os.environ,
+        OMP_NUM_THREADS="1",
+        TF_CPP_MIN_LOG_LEVEL="3",
+        PYTHONHASHSEED=seed,
+        LD_PRELOAD=f"{os.environ.get('LD_PRELOAD', '')} {_sleeping_yield()}".strip(),
     )
     command = [sys.executable, HERE / "rank_server.py", place, *modules]
     _running.append(
