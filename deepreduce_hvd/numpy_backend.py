@@ -149,6 +149,7 @@ def select_numpy(
     native=True,
     simd=-1,
     dtype=None,
+    finite=False,
 ):
     """Apply error feedback and selection to a gradient, without encoding.
 
@@ -156,6 +157,7 @@ def select_numpy(
 
     Args:
         given: (k,) uint32 ascending indices to take instead of the sparsifier's selection.
+        finite: whether the gradient is known to contain neither NaN nor Inf.
 
     Returns:
         A tuple (indices (k,) uint32, values (k,) float32, threshold for the next step). If the
@@ -174,7 +176,8 @@ def select_numpy(
         ]
         return _native.select(
             fields, _as_coded(gradient, dtype), dtype, *residual_and_velocity(state),
-            threshold=threshold, seed=seed, step=step, tensor=tensor, given=given, simd=simd,
+            threshold=threshold, seed=seed, step=step, tensor=tensor, given=given, finite=finite,
+            simd=simd,
         )  # fmt: skip
     stages, numbers = (codec.sparsifier, memory), as_float32(gradient, dtype)
     selected = reference.select(stages, numbers, state, given, seed, step, tensor)

@@ -1,5 +1,7 @@
 """Test encode_sparse and select: the native core equals the NumPy oracle, and invariants hold."""
 
+import itertools
+
 import numpy as np
 import pytest
 from codecs_table import INDEX, LOSSLESS, MEMORIES, SPARSIFIERS, VALUE, gradient, inputs
@@ -87,7 +89,8 @@ def test_selection_equals_its_oracle(case, sparsifier, memory, taken):
     codec = dr.Codec(SPARSIFIERS[sparsifier])
     chosen = np.arange(0, values.size, 3, dtype=np.uint32) if taken else None
     results = []
-    for native, simd in [(False, -1), *((True, level) for level in SIMD_LEVELS)]:
+    ways = [(False, -1, False), *itertools.product([True], SIMD_LEVELS, [False, True])]
+    for native, simd, finite in ways:
         state = tuple(gradient(values.size, 20 + i) for i in range(len(memory.state)))
         indices, selected, _ = select_numpy(
             codec,
@@ -100,6 +103,7 @@ def test_selection_equals_its_oracle(case, sparsifier, memory, taken):
             given=chosen,
             native=native,
             simd=simd,
+            finite=finite,
         )
         results.append((indices.tobytes(), selected.tobytes(), *(part.tobytes() for part in state)))
     assert len(set(results)) == 1

@@ -95,7 +95,8 @@ def costs(k, d, size, latency, seconds_per_byte, value_bits, union=None):
     )
     power, beyond = folded(size)
     levels = power.bit_length() - 1
-    doubling_bytes, rounds = 0.0, levels + (1 if size > 1 else 0)  # the last round reports failures
+    # with more than two ranks, the last round reports failures
+    doubling_bytes, rounds = 0.0, levels + (1 if size > 2 else 0)
     for level in range(levels):
         met = independent ** (level / max(math.log2(size), 1))
         doubling_bytes += message_bytes(union_of(k, d, met), d, value_bits)

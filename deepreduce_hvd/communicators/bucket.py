@@ -263,7 +263,7 @@ class Bucket:
                         found = self._places(member) if places_of_held else _NOTHING
                     selected = np.zeros(found.size, dtype=np.float32)
                 else:
-                    found, selected, member.threshold[0] = self._select(member, taken)
+                    found, selected, member.threshold[0] = self._select(member, taken, number > 0)
             except Exception as error:
                 member.failure = error
                 return failed(self.rank, error)
@@ -300,12 +300,13 @@ class Bucket:
         return found is not None
 
     def _select(
-        self, member: BucketMember, taken: np.ndarray | None
+        self, member: BucketMember, taken: np.ndarray | None, finite: bool
     ) -> tuple[np.ndarray | None, np.ndarray, float]:
+        """Select from one member; ``finite`` says that :meth:`_refusal` has searched it."""
         return select_numpy(
             self.codec, self.memory, member.gradient, member.state, float(member.threshold[0]),
             self.seed, self.step, member.key,
-            taken, dtype=member.dtype,
+            taken, dtype=member.dtype, finite=finite,
         )  # fmt: skip
 
     def _places(self, member: BucketMember) -> np.ndarray:

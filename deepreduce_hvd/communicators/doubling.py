@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.common_indices import notices_of
 from deepreduce_hvd.communicators.sparse_sum import failed, merged
 from deepreduce_hvd.communicators.sums import CompleteSum
@@ -54,7 +55,8 @@ def butterfly(bucket, channel, trim):
 
     The lowest rank of a block is responsible for the block: its memory takes what encoding loses
     and what ``trim`` drops, once. A last round tells all ranks about failures that only the
-    receiver of a message has seen.
+    receiver of a message has seen. Two ranks need no such round: they exchange their messages in
+    one allgather, so both read both.
 
     Args:
         bucket: the bucket of this rank.
@@ -70,6 +72,10 @@ def butterfly(bucket, channel, trim):
         total = merged([low, high], bucket.d, rank).without_zeros()
         return _trimmed(bucket, total, trim, rank, keeps=rank == lowest)
 
+    if channel.size == 2:
+        gathered = yield channel.allgather(bucket.code(partial, 1, rank))
+        low, high = np.split(gathered, wire.split(gathered, 2).bounds[1:-1])
+        return CompleteSum(bucket, combine(low, high, 0))
     if beyond:
         if rank >= power or rank < beyond:
             message = bucket.code(partial, stage, rank)

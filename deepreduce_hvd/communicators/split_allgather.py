@@ -13,7 +13,6 @@ from deepreduce_hvd.communicators.bucket import Bucket
 from deepreduce_hvd.communicators.exchange import Channel
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, failed, merged
 from deepreduce_hvd.communicators.sums import BucketSum, CompleteSum
-from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numpy_backend import decode_sum_sparse
 from deepreduce_hvd.stages.index_codecs import RawIndex
 from deepreduce_hvd.stages.sparsifiers import NoneSparsifier
@@ -102,11 +101,7 @@ class SplitAllgather(Communicator):
 def _joined(gathered, bounds, rank):
     """Return the slices of all owners as one partial sum."""
     try:
-        messages = wire.split(gathered)
-        if len(messages) != len(bounds) - 1:
-            raise CorruptPayloadError(
-                f"slices: expected one from each of {len(bounds) - 1} ranks, got {len(messages)}"
-            )
+        messages = wire.split(gathered, len(bounds) - 1)
         if messages.notices:
             return SparseSum(failure=messages.failures())
         if messages.non_finite.any():

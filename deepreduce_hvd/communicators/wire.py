@@ -7,7 +7,7 @@ allreduce. The native core reads and writes the bytes of both (csrc/container/wi
 
 import numpy as np
 
-from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
+from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.native import core as _native
 
 AVERAGE, SUM = "average", "sum"
@@ -89,19 +89,22 @@ def refusal_of(messages, refusal):
     return np.concatenate([refusal] * len(split(messages)))
 
 
-def split(gathered):
+def split(gathered, count=None):
     """Split the concatenated messages of all ranks.
 
     Args:
         gathered: (n,) uint8.
+        count: the number of messages. None allows any number.
 
     Returns:
         The :class:`Messages`.
 
     Raises:
-        CorruptPayloadError: the bytes are not a sequence of messages.
+        CorruptPayloadError: the bytes are not a sequence of ``count`` messages.
     """
     bounds, non_finite, notices = _native.read_messages(np.asarray(gathered))
+    if count not in (None, len(non_finite)):
+        raise CorruptPayloadError(f"expected {count} messages, got {len(non_finite)}")
     return Messages(bounds, non_finite, dict(notices))
 
 

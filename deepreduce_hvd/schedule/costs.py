@@ -81,6 +81,8 @@ def traffic(communicator: str, k: float, d: float, ranks: int, value_bits: float
     levels = levels_of(ranks)
     _, beyond = folded(ranks)
     folds = 1 if beyond else 0
+    reports = 1 if ranks > 2 else 0  # collectives of the pairs that report failures
+    pairs = levels + reports + folds, (1 + reports) * levels + folds
     if communicator in ("Allreduce", "SharedRandomK", "CLTK"):
         values = d if communicator == "Allreduce" else k + _PROBE_VALUES
         ring = Traffic(1, 2 * (ranks - 1), 2 * (ranks - 1) / ranks * 4 * values)
@@ -92,13 +94,13 @@ def traffic(communicator: str, k: float, d: float, ranks: int, value_bits: float
         message = message_bytes(k, d, value_bits)
         if communicator == "GTopK tree":
             return Traffic(levels + 1, 2 * levels, levels * message)
-        return Traffic(levels + 1 + folds, 2 * levels + folds, (levels + folds) * message)
+        return Traffic(*pairs, (levels + folds) * message)
     received = costs(k, d, ranks, 0.0, 1.0, value_bits)[communicator]
     if communicator == "Allgather":
         return Traffic(1, levels, received)
     if communicator == "SplitAllgather":
         return Traffic(2, ranks - 1 + levels, received)
-    return Traffic(levels + 1 + folds, 2 * levels + folds, received)
+    return Traffic(*pairs, received)
 
 
 def hierarchical(

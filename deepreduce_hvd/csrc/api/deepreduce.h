@@ -69,6 +69,7 @@ typedef struct dr_encoding {
   // changes the payload.
   float threshold;
   dr_position position;
+  int32_t finite;  // in: nonzero if the gradient is known to have neither NaN nor Inf
   uint32_t count;  // out: number of values in the payload
 } dr_encoding;
 

@@ -51,10 +51,11 @@ py::tuple indices_and_values(Bytes both) {
 py::tuple select_elements(const std::vector<double>& codec_fields, py::array gradient, int dtype,
                           py::object residual, py::object velocity, float threshold, uint64_t seed,
                           uint64_t step, uint64_t tensor, uint64_t rank,
-                          std::optional<Indices> given, int simd) {
+                          std::optional<Indices> given, bool finite, int simd) {
   const dr_codec codec = codec_from(codec_fields);
   dr_encoding encoding =
       encoding_of(gradient, dtype, residual, velocity, threshold, {seed, step, tensor, rank});
+  encoding.finite = finite;
   static const uint32_t none = 0;
   const uint32_t* taken = !given ? nullptr : given->size() == 0 ? &none : given->data();
   Call call(simd);
@@ -297,7 +298,7 @@ PYBIND11_MODULE(_native, module) {
              py::arg("residual") = py::none(), py::arg("velocity") = py::none(),
              py::arg("threshold") = 0.0f, py::arg("seed") = 0, py::arg("step") = 0,
              py::arg("tensor") = 0, py::arg("rank") = 0, py::arg("given") = py::none(),
-             py::arg("simd") = -1);
+             py::arg("finite") = false, py::arg("simd") = -1);
   module.def("encode_sparse", &encode_sparse, py::arg("codec"), py::arg("indices"),
              py::arg("values"), py::arg("d"), py::arg("dtype") = 0, py::arg("write_back") = true,
              py::arg("seed") = 0, py::arg("step") = 0, py::arg("tensor") = 0, py::arg("rank") = 0,

@@ -14,6 +14,7 @@ Sum::Sum(Context& context, const dr_codec& codec, const dr_encoding& encoding)
                                               : context.arena.array<float>(kSelectBlock)) {}
 
 bool Sum::finite() const {
+  if (encoding_.finite != 0) return true;
   for (uint64_t start = 0; start < d; start += kSelectBlock) {
     const uint32_t n = length(start);
     bool good;
