@@ -132,11 +132,18 @@ def test_a_plan_for_another_codec():
     ):
         plan = Plan((message, Message(("two",))), (), 0.0, "none", made_for, 2, 1, "none")
         policies = {"one": Policy("codec", codec), "two": Policy("codec", dr.Codec(dr.TopK(0.5)))}
-        found = layout.difference_of(plan, policies)
-        expected = f"the plan was made for {made_for}, and this compressor has {codec!r}; its"
-        assert (found is not None) == differs and (found or expected).startswith(expected)
+        for ranks in (1, 2, 3):
+            found = layout.differences_of(plan, policies, ranks)
+            expected = []
+            if ranks == 3:
+                expected.append("the plan was made for 2 ranks, and this job has 3; its")
+            if differs:
+                expected.append(
+                    f"the plan was made for {made_for}, and this compressor has {codec!r}; its"
+                )
+            assert len(found) == len(expected) and all(map(str.startswith, found, expected))
     for schedule in (None, "auto", plan_of(Message(("one",), "dense"))):
-        assert layout.difference_of(schedule, policies) is None
+        assert layout.differences_of(schedule, policies, 2) == []
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -228,3 +235,39 @@ def test_time_0_is_the_first_gradient(seed):
     first = min(events, key=lambda event: event.start)
     assert (first.name, first.kind) == ("p0", "encode")
     assert min(times.ready.values()) == times.ready["p0"] == 0
+
+
+def test_waiting_is_neither_decoding_nor_backward():
+    """Backward ends with the last gradient, and decoding begins when the message is there."""
+    times = StepTimes()
+    times.begin(0.0)
+    times.gradients(("last",), "last", 0.0, 0.5)
+    times.gradients(("first",), "first", 2.0, 2.5)
+    times.message("last … first (2)", 2.5, 6.0)
+    times.result("last", 4.0, 7.0)  # it waits for the message until 6
+    times.result("first", 7.0, 7.5)
+    times.begin(9.0)
+    found = {
+        (event.kind, event.name): (event.start, event.end) for event in times.timeline().events
+    }
+    assert found == {
+        ("encode", "last"): (0.0, 0.5),
+        ("backward", "first"): (0.5, 2.0),
+        ("encode", "first"): (2.0, 2.5),
+        ("network", "last … first (2)"): (2.5, 6.0),
+        ("decode", "last"): (6.0, 7.0),
+        ("decode", "first"): (7.0, 7.5),
+        ("update", "until the next step"): (7.5, 9.0),
+    }
+    waits = times.timeline().waits()
+    assert waits["network"] == 3.5 and waits["backward"] == 1.5 and waits["decode"] == 1.5
+
+
+def test_small_tensors_are_sent_uncompressed_whatever_a_plan_says():
+    codec = Policy("codec", dr.Codec(dr.TopK(0.01)), dr.Residual())
+    policies = {"weight": codec, "bias": Policy("dense", None, dr.Residual())}
+    plan = plan_of(Message(("weight", "bias"), "codec", 0.05, "Allgather"))
+    found = layout.of_plan(policies, 0, plan)
+    assert found.messages == (("weight",),) and found.policies["bias"] == policies["bias"]
+    said, kept = found.notes()
+    assert "1 parameter compressed in 1 message" in said and "bias" in kept, (said, kept)

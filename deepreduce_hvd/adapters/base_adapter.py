@@ -106,9 +106,12 @@ class BaseAdapter:
         return {name for name, slot in self.slots.items() if slot.frozen}
 
     def warn_of_plan(self):
-        """Warn on the first rank if the compressor's plan was made for another codec."""
-        message = layout.difference_of(self.compressor.schedule, self.compressor.policies)
-        if message is not None and self.transport.includes_this_rank and self.transport.rank == 0:
+        """Warn on the first rank if the compressor's plan was made for another job."""
+        if not self.transport.includes_this_rank or self.transport.rank != 0:
+            return
+        for message in layout.differences_of(
+            self.compressor.schedule, self.compressor.policies, self.transport.size
+        ):
             warnings.warn(f"deepreduce_hvd: {message}", stacklevel=5)
 
     def sends_nothing(self, slot):
@@ -199,5 +202,7 @@ class ClosedAdapter:
         """Raise InvalidArgumentError."""
         raise InvalidArgumentError(
             "Compressor: expected one that is not closed, got one after close(); create another one"
-            " and give it to the optimizer, tape or model"
+            " and give it to the optimizer, tape or model. If you have done so, an older"
+            " hvd.DistributedOptimizer of the same parameters still has the closed one: before you"
+            " create the new optimizer, delete the old one and call gc.collect()"
         )

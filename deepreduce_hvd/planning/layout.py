@@ -54,10 +54,21 @@ class Layout:
         planned = in_plans(self.policies)
         rows = {name for name, one in self.policies.items() if not one.dense} - {*planned}
         rows.update(tables)
-        messages = [_without(message, rows) for message in self.plan.messages]
+        kept = [
+            name
+            for message in self.plan.messages
+            for name in message.members
+            if message.way == CODEC and self.policies[name].dense
+        ]
+        messages = [_without(message, {*rows, *kept}) for message in self.plan.messages]
         followed = dataclasses.replace(self.plan, messages=tuple(one for one in messages if one))
         found = [f"Schedule{', on trial' if is_on_trial else ''}: {followed.in_words()}."]
         members = [name for message in self.plan.messages for name in message.members]
+        if kept:
+            found.append(
+                "Sent uncompressed, and not as the plan says, because of dense_below or codec=:"
+                f" {some_of(kept)}."
+            )
         by_rows = [name for name in members if name in rows]
         if by_rows:
             found.append(f"Sent by their rows, and not as the plan says: {some_of(by_rows)}.")
@@ -92,7 +103,10 @@ def in_plans(policies: Mapping[str, Policy]) -> dict[str, Policy]:
 
 
 def of_plan(policies: Mapping[str, Policy], fingerprint: int, plan: Plan) -> Layout:
-    """Return the layout of a plan. Parameters with the codec "rows" are taken out of it.
+    """Return the layout of a plan.
+
+    Parameters with the codec "rows" are taken out of it, and so are those that the compressor does
+    not compress, such as tensors with few elements.
 
     Args:
         policies: the compressor's own policies. A plan changes those with a codec.
@@ -159,13 +173,6 @@ def _expect_members(message: Message, policies: Mapping[str, Policy]) -> None:
         raise InvalidArgumentError(
             f"plan: expected names of the compressor's {len(policies)} parameters, got also "
             f"{', '.join(unknown[:_MOST_NAMES])}; make a plan for this model"
-        )
-    uncompressed = [name for name in message.members if policies[name].dense]
-    if uncompressed and message.way == CODEC:
-        raise InvalidArgumentError(
-            "plan: expected a codec only for parameters that the compressor compresses, got one"
-            f" for {', '.join(uncompressed[:_MOST_NAMES])}; with schedule=, tensors with fewer"
-            " elements than dense_below, 1,024 by default, are not compressed"
         )
     if message.way == CODEC and message.communicator not in EXACT_SUMS:
         raise InvalidArgumentError(
@@ -292,24 +299,33 @@ def _expect_densities(plan: Plan, policies: Mapping[str, Policy]) -> None:
             )
 
 
-def difference_of(schedule: str | Plan | None, policies: Mapping[str, Policy]) -> str | None:
-    """Return a sentence if a plan was made for another codec than those of the policies.
+def differences_of(
+    schedule: str | Plan | None, policies: Mapping[str, Policy], ranks: int
+) -> list[str]:
+    """Return a sentence for each thing in which a job differs from that of its plan.
 
     Args:
         schedule: the argument ``schedule`` of a compressor.
         policies: its own policies.
+        ranks: the number of ranks.
     """
     if not isinstance(schedule, Plan):
-        return None
+        return []
+    found, planned = [], schedule.hosts * schedule.ranks_per_host
+    if ranks not in (1, planned):  # a single rank sends nothing
+        found.append(
+            f"the plan was made for {planned} ranks, and this job has {ranks}; its messages may not"
+            " be the best ones"
+        )
     named = [policies[name].codec for name in schedule.densities() if name in policies]
     codecs = dict.fromkeys(repr(codec) for codec in named if codec is not None)
     known = {*codecs, *([ASSUMED_CODEC] if repr(recommended_codec()) in codecs else [])}
-    if not codecs or schedule.codec in known:
-        return None
-    return (
-        f"the plan was made for {schedule.codec}, and this compressor has {', '.join(codecs)}; its"
-        " messages may not be the best ones"
-    )
+    if codecs and schedule.codec not in known:
+        found.append(
+            f"the plan was made for {schedule.codec}, and this compressor has {', '.join(codecs)};"
+            " its messages may not be the best ones"
+        )
+    return found
 
 
 def assign_to_buckets(sizes: Sequence[int], bucket_bytes: int) -> list[list[int]]:

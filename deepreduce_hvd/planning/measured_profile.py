@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+from deepreduce_hvd.container import HEADER
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning import layout
 from deepreduce_hvd.schedule.parameter import Parameter
@@ -34,7 +35,8 @@ class Costs(NamedTuple):
 
         Args:
             codec: the codec.
-            growth: None, or (density, bytes / bytes at the codec's own density) pairs.
+            growth: None, or (density, bytes / bytes at the codec's own density) pairs, without the
+                bytes of headers.
             share: share of the elements that the last payload has, for a codec without a ratio;
                 None if it is not known.
         """
@@ -43,7 +45,9 @@ class Costs(NamedTuple):
         ratio = layout.ratio_of(codec)
         if ratio is None:
             return ((share, self.payload),) if share else ()
-        return tuple((at, factor * self.payload) for at, factor in growth or ((ratio, 1.0),))
+        body = self.payload - HEADER.size
+        points = growth or ((ratio, 1.0),)
+        return tuple((at, HEADER.size + factor * body) for at, factor in points)
 
 
 def measured_profile(policies, times, slots, ranks, tables, costs=None, growth=None, **measured):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from deepreduce_hvd.codec import Codec, decode
+from deepreduce_hvd.container import HEADER
 from deepreduce_hvd.planning import layout
 from deepreduce_hvd.schedule.tables import Table
 
@@ -150,7 +151,7 @@ class CodecCurve(NamedTuple):
 
     Attributes:
         growth: (density, bytes / bytes at the codec's own density) pairs with ascending densities,
-            the first of which is the codec's own.
+            the first of which is the codec's own. Headers do not count.
         max_density: the density at which most of the energy (the sum of squares) is sent.
         seconds_per_kept_element: seconds of encoding for each element more that is sent.
     """
@@ -192,7 +193,7 @@ def curve_of(codec):
             started = time.perf_counter()
             payload = denser.encode(gradient, step=sparsifier.schedule_steps)
             spent.append(time.perf_counter() - started)
-        sizes.append(payload.size)
+        sizes.append(payload.size - HEADER.size)
         seconds.append(float(np.median(spent)))
         lost.append(float(np.square(gradient - decode(payload)).sum()))
     growth = np.maximum.accumulate(sizes) / sizes[0]

@@ -1,5 +1,6 @@
 """When the gradients, messages and results of a step came, for profiles and timelines."""
 
+import bisect
 import collections
 import statistics
 
@@ -102,20 +103,25 @@ class StepTimes:
     def timeline(self):
         """Return the last complete step as a :class:`~deepreduce_hvd.schedule.Timeline`, or None.
 
-        Time 0 is the first gradient. Time outside the compressor counts as backward until the first
-        result, and as the update and the next forward pass after the last.
+        Time 0 is the first gradient. Time outside the compressor counts as backward until the last
+        gradient, and as the update and the next forward pass after the last result. In between, the
+        device waits for other ranks, and has no bar. Decoding begins when a message has arrived.
         """
         if self._timeline is None:
             return None
         begun, ended, noted, seconds = self._timeline
         events, clock = [], begun
         own = sorted((event for event in noted if event[0] == COMPUTE), key=lambda one: one[3])
-        waiting = False
+        arrivals = sorted(end for track, _, _, _, end in noted if track == NETWORK)
         for _, kind, name, start, end in own:
-            if start > clock and not waiting:
+            if kind == "decode":
+                # it waited for the last message that arrived while the result was asked for
+                arrived = bisect.bisect_right(arrivals, end)
+                start = max(start, arrivals[arrived - 1] if arrived else start)
+            elif start > clock:
                 events.append(Event(COMPUTE, "backward", name, clock - begun, start - begun))
             events.append(Event(COMPUTE, kind, name, start - begun, end - begun))
-            clock, waiting = max(clock, end), kind == "decode"
+            clock = max(clock, end)
         events.append(Event(COMPUTE, "update", "until the next step", ended - begun, seconds))
         events += [
             Event(track, kind, name, start - begun, end - begun)

@@ -19,8 +19,9 @@ _PROBE_VALUES = 2  # that CLTK and SharedRandomK send with their values
 class Traffic:
     """The traffic of one exchange on its critical path, the longest chain of dependent messages.
 
-    This is what the busiest rank receives, with one exception: if the number of ranks is not a
+    This is what the busiest rank receives, with two exceptions. If the number of ranks is not a
     power of two, the exchanges between pairs end with a message to ranks that receive nothing else.
+    The messages of a broadcast follow those of a reduction, but arrive at other ranks.
 
     Attributes:
         collectives: the number of collectives that all ranks enter together.
@@ -93,7 +94,7 @@ def traffic(communicator: str, k: float, d: float, ranks: int, value_bits: float
     if communicator in ("GTopK", "GTopK tree"):
         message = message_bytes(k, d, value_bits)
         if communicator == "GTopK tree":
-            return Traffic(levels + 1, 2 * levels, levels * message)
+            return Traffic(levels + 1, 2 * levels, 2 * levels * message)
         return Traffic(*pairs, (levels + folds) * message)
     received = costs(k, d, ranks, 0.0, 1.0, value_bits)[communicator]
     if communicator == "Allgather":

@@ -31,11 +31,13 @@ class Link:
         gather_table: measured seconds of an allgather, by the bytes of one rank's payload.
         reduce_table: measured seconds of a dense allreduce, by the bytes of the tensor.
         half_table: measured seconds of an allreduce of float16, by the bytes of the tensor. Without
-            it, and for other numbers of hosts, float16 takes as long per byte as float32.
+            it, float16 takes as long per byte as float32.
         measured_hosts: the number of hosts of the tables; 0 if there are none.
         measured_ranks_per_host: their number of ranks per host.
         gather_overlap: seconds at the end of each allgather in which the next one can already be
             under way, between the measured hosts.
+        more_seconds_per_half_byte: by how many seconds per byte that a rank receives a sum of
+            float16 takes longer than one of float32.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Link:
     measured_hosts: int = 0
     measured_ranks_per_host: int = 1
     gather_overlap: float = 0.0
+    more_seconds_per_half_byte: float = 0.0
 
     @classmethod
     def of_rate(
@@ -101,18 +104,21 @@ class Link:
         """
         ranks = hosts * ranks_per_host
         of_gather, of_reduce = gather.fit(), reduce.fit()
+        shares = 2 * (ranks - 1) / ranks  # a rank receives so many times the bytes of a tensor
+        more = 0.0 if half is None else max(half.fit().beta - of_reduce.beta, 0.0)
         return cls(
             "measured",
             of_gather.alpha / levels_of(ranks),
             of_gather.beta / (ranks - ranks_per_host),
             of_reduce.alpha / (2 * (ranks - 1)),
-            of_reduce.beta / (2 * (ranks - 1) / ranks),
+            of_reduce.beta / shares,
             gather,
             reduce,
             half,
             hosts,
             ranks_per_host,
             gather_overlap,
+            more / shares,
         )
 
     @classmethod
@@ -121,7 +127,8 @@ class Link:
 
         Args:
             text: a rate, and after a colon optionally the seconds per message.
-            like: the link that gives the seconds per message if the text does not.
+            like: the measured link of the same hosts, or None. It gives the seconds per message if
+                the text does not, and what float16 takes in addition.
 
         Returns:
             A :class:`Link` whose name is the text.
@@ -141,11 +148,17 @@ class Link:
                 f"link: expected a rate such as 100mbit, 1gbit or 10gbit:25us, got {text!r}"
             )
         rate = float(found[1]) * _RATES[found[2]]
+        name = text.strip()
         if found[3]:
-            return cls.of_rate(text, rate, float(f"{found[3]}e{_TIMES[found[4]]}"))
+            link = cls.of_rate(name, rate, float(f"{found[3]}e{_TIMES[found[4]]}"))
+        elif like is None:
+            link = cls.of_rate(name, rate)
+        else:
+            link = cls.of_rate(name, rate, like.gather_latency, like.reduce_latency)
         if like is None:
-            return cls.of_rate(text, rate)
-        return cls.of_rate(text, rate, like.gather_latency, like.reduce_latency)
+            return link
+        more = like.more_seconds_per_half_byte
+        return dataclasses.replace(link, more_seconds_per_half_byte=more)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,6 +273,9 @@ class Network:
         if self._is_measured and table is not None:
             return table.seconds(size)
         alpha, beta = self.reduce_line
+        if half and self.hosts > 1:
+            # what a byte of float16 takes in addition, on each rank, does not depend on the network
+            beta += self.link.more_seconds_per_half_byte * 2 * (self.ranks - 1) / self.ranks
         return alpha + beta * size
 
     def exchange(self, communicator: str, k: float, d: float, payload: float) -> float:

@@ -144,8 +144,9 @@ class _Choices:
             members = self.model.names[first:last]
             if way == CODEC:
                 names = ("Allgather", *self.curves)
+                how = [(first, last, way, self.density, name) for name in names]
                 seconds = [
-                    self.model.seconds(first, last, way, self.density, name) for name in names
+                    self.model.seconds(*one) + self.model.decode_seconds(*one) for one in how
                 ]
                 communicator = names[int(np.argmin(seconds))]
                 made.append(Message(members, way, self.density, communicator))

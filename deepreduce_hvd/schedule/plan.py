@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deepreduce_hvd.communicators.auto import EXACT_SUMS
+from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule import dag
 from deepreduce_hvd.schedule.dag import Message
 from deepreduce_hvd.schedule.fields import (
@@ -26,6 +27,8 @@ from deepreduce_hvd.schedule.profile import Profile
 #: how a number of parameters is sent, in words
 _WORDS = {dag.CODEC: "compressed", dag.DENSE: "uncompressed", dag.FP16: "as float16"}
 FORMAT, VERSION = "deepreduce_hvd plan", 1
+#: the tracks that a predicted timeline may have
+_TRACKS = (dag.COMPUTE, dag.NETWORK, dag.THREADS)
 #: the communicators that sum exactly what every rank sends
 COMMUNICATORS = tuple(EXACT_SUMS)
 
@@ -179,7 +182,10 @@ class Plan:
         Raises:
             InvalidArgumentError: the file is not a plan of this version.
         """
-        return cls.from_json(text_of_file(path, "plan"))
+        try:
+            return cls.from_json(text_of_file(path, "plan"))
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{os.fspath(path)}: {error}") from error
 
 
 def _message(row: Any) -> Message:
@@ -198,9 +204,11 @@ def _event(row: Any) -> dag.Event:
     expect(good, "plan events", f"lists of {', '.join(names)}", row)
     values = dict(zip(names, row))
     track, kind, name = (text_of(values, key, "event") for key in names[:3])
-    return dag.Event(
-        track, kind, name, number_of(values, "start", name), number_of(values, "end", name)
-    )
+    expect(track in _TRACKS, "event track", f"one of {', '.join(_TRACKS)}", repr(track))
+    good = track != dag.COMPUTE or kind in dag.KINDS
+    expect(good, "event kind", f"one of {', '.join(dag.KINDS)}", repr(kind))
+    start = number_of(values, "start", name)
+    return dag.Event(track, kind, name, start, number_of(values, "end", name, start))
 
 
 def kept_share(messages: Sequence[Message], elements: Mapping[str, float]) -> float:

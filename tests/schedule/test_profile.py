@@ -10,7 +10,7 @@ import pytest
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.schedule import Parameter, Plan, Profile, Table, layer_times
+from deepreduce_hvd.schedule import Link, Network, Parameter, Plan, Profile, Table, layer_times
 
 GATHER = Table(((1e3, 1e-3), (1e5, 2e-3), (1e6, 1.1e-2)))
 REDUCE = Table(((1e3, 2e-3), (1e5, 3e-3), (1e6, 3.1e-2)))
@@ -157,11 +157,39 @@ def test_profiles_of_different_jobs_are_not_merged(changes, message):
 
 def test_payloads_between_and_beyond_measured_densities():
     part = PROFILE.parameters[0]
-    assert part.payload(0.01) == 60 and part.payload(0.055) == pytest.approx(180)
+    assert part.payload(0.01) == 60 and 60 < part.payload(0.055) < part.payload(0.1) == 300
     assert 40 <= part.payload(0.001) < 60
     assert part.payload(1.0) == 300 / 0.1  # less than 4 bytes per element
     points = [part.payload(density / 100) for density in range(1, 101)]
     assert points == sorted(points)
+
+
+@pytest.mark.parametrize("value", [dr.LloydMax(bits=1), dr.QSGD(bits=4), dr.RawValue()])
+def test_payloads_between_known_densities_are_those_of_the_codec(value):
+    random = np.random.default_rng(3)
+    gradient = random.standard_normal(200_000).astype("float32")
+
+    def size(density):
+        return dr.Codec(dr.TopK(density), dr.Rice(), value).encode(gradient).size
+
+    known = tuple((density, size(density)) for density in (0.002, 0.01, 0.03, 0.1, 0.3))
+    part = Parameter("w", gradient.size, 0.0, payload_bytes=known)
+    for density in random.uniform(0.002, 0.3, 8).tolist():
+        assert part.payload(density) == pytest.approx(size(density), rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["Allgather", "SplitAllgather", "RecursiveDoubling"])
+def test_a_denser_message_takes_longer(name):
+    network = Network(64, Link.parse("100mbit"))
+    measured = ((0.01, 11_000), (0.03, 27_000), (0.1, 71_000), (0.25, 140_000), (0.5, 200_000))
+    for payloads in ((), measured):
+        part = Parameter("w", 1_000_000, 0.0, payload_bytes=payloads)
+        densities = np.geomspace(0.002, 1, 60).tolist()
+        seconds = [
+            network.exchange(name, 1e6 * density, 1e6, part.payload(density))
+            for density in densities
+        ]
+        assert seconds == sorted(seconds)
 
 
 def test_payloads_that_were_not_measured_are_estimated():
