@@ -39,13 +39,27 @@ def check_codec(codec: IndexCodec | ValueCodec) -> None:
         if isinstance(codec, kind):
             _check_registration(codec, kind)
             expect_usable(codec)
+            before = dict(vars(type(codec)))
             check(codec)
             _check_in_a_payload(codec, kind)
+            _check_class(codec, before)
             return
     hint = f"; write dr.{written(codec)}" if makes(codec, (IndexCodec, ValueCodec)) else ""
     raise InvalidArgumentError(
         f"check_codec: expected an IndexCodec or a ValueCodec, got {codec!r}{hint}"
     )
+
+
+def _check_class(codec, before):
+    """Check that the codec keeps nothing in its class, which other ranks do not have."""
+    after = vars(type(codec))
+    changed = sorted(name for name in after if after[name] is not before.get(name))
+    if changed:
+        raise InvalidArgumentError(
+            f"{type(codec).__name__}: expected decode to use only its arguments, and the class to"
+            f" stay as it is, got a change of {', '.join(changed)}; write what decode needs into"
+            " the section"
+        )
 
 
 def _expect(good, codec, method, case, expected, got):

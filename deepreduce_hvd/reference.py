@@ -17,7 +17,7 @@ from deepreduce_hvd.numerics.exact_math import is_nonzero
 from deepreduce_hvd.numerics.random import Purpose, random_key
 from deepreduce_hvd.stages.base import IndexCodec, ValueCodec, is_built_in
 from deepreduce_hvd.stages.memories.saturated import saturated_difference
-from deepreduce_hvd.stages.registry import find
+from deepreduce_hvd.stages.registry import FIRST_USER_ID, find
 from deepreduce_hvd.stages.sections import expect_encoded
 from deepreduce_hvd.stages.value_codecs import BFloat16, Float16, RawValue
 
@@ -191,10 +191,10 @@ def pack(index_codec, value_codec, selected, elements, d, dtype, position):
 
 def _encoded(codec, *arguments):
     """Return what ``encode`` of a codec returns; check that of a custom codec."""
-    result = codec.encode(*arguments)
     if is_built_in(codec):
-        return result
-    return expect_encoded(f"{type(codec).__name__}.encode", result)
+        return codec.encode(*arguments)
+    given = [_read_only(one) if isinstance(one, np.ndarray) else one for one in arguments]
+    return expect_encoded(f"{type(codec).__name__}.encode", codec.encode(*given))
 
 
 def _encoded_indices(codec, indices, d, *arguments):
@@ -217,6 +217,16 @@ def _encoded_values(codec, values, key):
                     f"{type(codec).__name__}.encode: expected a {dtype.__name__} array of shape "
                     f"{values.shape}, got {describe(array)}"
                 )
+        if not codec.sorts and order is not None:
+            raise InvalidArgumentError(
+                f"{type(codec).__name__}.encode: expected None as the order, because sorts = False,"
+                f" got {describe(order)}"
+            )
+        if codec.sorts and not np.array_equal(np.sort(order), np.arange(values.size)):
+            raise InvalidArgumentError(
+                f"{type(codec).__name__}.encode: expected a permutation of {values.size} positions"
+                " as the order, got another array"
+            )
         if not np.isfinite(decoded).all():  # it would remain in the memory
             raise InvalidArgumentError(
                 f"{type(codec).__name__}.encode: expected finite decoded values, got NaN or Inf"
@@ -290,6 +300,16 @@ def encode_sparse(stages, indices, values, d, dtype=0, seed=0, step=0, tensor=0,
     )
 
 
+def _expect_decoded(codec, array, dtype, count):
+    """Check what ``decode`` of a custom codec returned."""
+    good = isinstance(array, np.ndarray) and array.dtype == dtype and array.shape == (count,)
+    if not good:
+        raise InvalidArgumentError(
+            f"{codec.__name__}.decode: expected a {dtype.__name__} array of shape ({count},), got"
+            f" {describe(array)}"
+        )
+
+
 def decode_sparse(data, d=None):
     """Decode a payload to a sparse tensor.
 
@@ -321,6 +341,10 @@ def decode_sparse(data, d=None):
                 f"payload order: expected 0 or 1 for {index_codec.__name__} indices, got 2"
             )
         indices = index_codec.decode(parts.index, parts.d, parts.count)
+        if parts.index_id >= FIRST_USER_ID:
+            _expect_decoded(index_codec, indices, np.uint32, parts.count)
+            in_order = np.sort(indices) if index_codec.any_order else indices
+            _expect_ascending(f"{index_codec.__name__}.decode", in_order, parts.d)
         if (
             index_codec.any_order
             and parts.order != container.INDICES_IN_VALUE_ORDER
@@ -330,6 +354,8 @@ def decode_sparse(data, d=None):
                 f"index section: expected ascending indices for payload order {parts.order}"
             )
     values = value_codec.decode(parts.values, parts.count)
+    if parts.value_id >= FIRST_USER_ID:
+        _expect_decoded(value_codec, values, np.float32, parts.count)
     if parts.order == container.PERMUTATION:
         order = bits.unpack_fields(
             parts.order_map, parts.count, bits.bit_width_of(parts.count), "order section"

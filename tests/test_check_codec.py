@@ -127,6 +127,7 @@ def nothing(values):
         (encodes(bytes, list, nothing), r"a float32 array of shape \(5,\), got list"),
         (encodes(bytes, lambda values: values[1:], nothing), r"got float32 of shape \(4,\)"),
         (value_codec(sorts=True), r"a uint32 array of shape \(5,\), got NoneType"),
+        (encodes(bytes, np.copy, lambda values: np.arange(values.size)), "None as the order"),
     ],
 )
 def test_a_value_codec_that_breaks_the_contract_makes_no_payload(stage, message):
@@ -225,3 +226,70 @@ def test_index_codecs_in_any_order_keep_the_order():
     dr.check_codec(index_codec(encode=sorts_indices))
     with pytest.raises(dr.InvalidArgumentError, match="another order: .* because any_order = True"):
         dr.check_codec(in_any_order(encode=sorts_indices))
+
+
+def test_a_codec_that_keeps_something_in_its_class():
+    def encode(self, values, key):
+        type(self).largest = np.abs(values).max(initial=0)
+        return np.zeros(values.size, np.uint8).tobytes(), values.copy(), None
+
+    def decode(cls, section, count):
+        if len(section) != count:
+            raise dr.CorruptPayloadError(f"expected {count} bytes, got {len(section)}")
+        return encoded.copy()
+
+    def keep(self, values, key):
+        nonlocal encoded
+        encoded = values.copy()
+        return encode(self, values, key)
+
+    encoded = np.zeros(0, np.float32)
+    codec = value_codec(encode=keep, decode=classmethod(decode))
+    with pytest.raises(dr.InvalidArgumentError, match="the class to stay as it is.*largest"):
+        dr.check_codec(codec)
+
+
+@pytest.mark.parametrize(
+    "decoded", [lambda values: values[:1], np.float64, list, lambda values: values.astype(">f4")]
+)
+def test_what_decode_of_a_value_codec_returns_is_checked(decoded):
+    codec = value_codec(
+        decode=classmethod(lambda cls, section, count: decoded(np.frombuffer(section, np.float32)))
+    )
+    payload = encode_with(codec)
+    with pytest.raises(dr.InvalidArgumentError, match=r"^Own\d+\.decode: expected a float32 array"):
+        dr.decode(payload)
+
+
+@pytest.mark.parametrize(
+    "decoded",
+    [
+        lambda indices: indices[::-1], lambda indices: indices + np.uint32(9), np.int64,
+        lambda indices: indices[:1], lambda indices: indices * np.uint32(0), list,
+    ],
+)  # fmt: skip
+def test_what_decode_of_an_index_codec_returns_is_checked(decoded):
+    number = next(numbers)
+    body = {
+        "stage_id": number,
+        "encode": lambda self, indices, *_: (indices.tobytes(), indices, False),
+        "decode": classmethod(
+            lambda cls, section, d, count: decoded(np.frombuffer(section, np.uint32))
+        ),
+    }
+    payload = encode_with(dr.register(type(f"Own{number}", (dr.IndexCodec,), body))())
+    with pytest.raises(dr.InvalidArgumentError, match=rf"^Own{number}\.decode: expected "):
+        dr.decode(payload)
+
+
+def test_encode_cannot_write_to_its_input():
+    number = next(numbers)
+
+    def encode(self, indices, *_):
+        indices[1:] -= indices[:-1].copy()
+        return indices.tobytes(), np.cumsum(indices, dtype=np.uint32), False
+
+    body = {"stage_id": number, "encode": encode, "decode": classmethod(lambda *_: None)}
+    codec = dr.register(type(f"Own{number}", (dr.IndexCodec,), body))()
+    with pytest.raises(ValueError, match="read-only"):
+        encode_with(codec)

@@ -56,7 +56,7 @@ def test_same_bytes_as_numpy_and_torch(index, value, dtype):
     np.testing.assert_array_equal(residual.numpy(), torch_residual.numpy())
     np.testing.assert_array_equal(dr.decode(payload).numpy(), dr.decode(expected))
     out = tf.Variable(tf.ones(2000))
-    dr.decode_sum([payload, payload], out, scale=0.5)
+    assert dr.decode_sum([payload, payload], out, scale=0.5) is out
     np.testing.assert_array_equal(
         out.numpy(), dr.decode_sum([expected, expected], np.ones(2000, dtype=np.float32), scale=0.5)
     )

@@ -245,8 +245,10 @@ class _TensorFlow:
                         [],
                         T=tf.float32,
                     )
-            return out.assign(initial)
-        return out.assign(neutral.decode_sum_numpy(arrays, out.numpy(), scale))
+        else:
+            initial = neutral.decode_sum_numpy(arrays, out.numpy(), scale)
+        out.assign(initial)  # which itself returns another object
+        return out
 
     def to_numpy_bytes(self, payload: Any) -> np.ndarray:
         if not tf.is_tensor(payload) or payload.dtype != tf.uint8 or payload.shape.rank != 1:
