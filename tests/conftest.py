@@ -20,10 +20,14 @@ SEVERAL_PROCESSES = (
     "cuda/test_pretend.py", "cuda/test_tensorflow_link.py",
     "cuda/test_tensorflow_kernels.py", "cuda/test_tensorflow_sums.py",
 )  # fmt: skip
-#: of these, the files that take minutes; they run first, so that two workers end together
+#: the files that take minutes; they run first, so that all workers end together
 LONGEST_FIRST = (
-    "test_install.py", "parallel/test_tensorflow_parallel.py", "cuda/test_tensorflow_kernels.py",
-    "parallel/test_torch_parallel.py", "test_examples.py", "test_docs_scripts.py",
+    "test_gpu_check.py",
+    "test_install.py", "parallel/test_tensorflow_schedule.py",
+    "parallel/test_tensorflow_parallel.py", "cuda/test_tensorflow_kernels.py",
+    "parallel/test_torch_ddp.py", "parallel/test_torch_parallel.py", "test_examples.py",
+    "test_docs_scripts.py", "parallel/test_torch_schedule.py", "hosts/test_auto_schedule.py",
+    "hosts/test_changing_link.py", "parallel/test_torch_fsdp.py", "hosts/test_more_ranks.py",
     "parallel/test_hung_peer.py", "parallel/test_tensorflow_elastic.py",
     "parallel/test_tensorflow_overflow.py", "parallel/test_tensorflow_communicators.py",
     "parallel/test_torch_elastic.py", "random_walk/test_tensorflow_walk.py",

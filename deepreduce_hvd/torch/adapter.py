@@ -14,7 +14,8 @@ from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.coordination.roll_call import REPEATED, RollCall
 from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.torch import results, unnamed
+from deepreduce_hvd.planning.policies import some_of
+from deepreduce_hvd.torch import results, unexchanged, unnamed
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
 from deepreduce_hvd.torch.caller import DIRECT, current_caller
 from deepreduce_hvd.torch.cuda.device import DevicePath
@@ -23,7 +24,7 @@ from deepreduce_hvd.torch.exchanges import Exchanges
 from deepreduce_hvd.torch.host import HostPath
 from deepreduce_hvd.torch.optimizer_steps import OptimizerSteps
 from deepreduce_hvd.torch.parameters import Parameters, make_slots
-from deepreduce_hvd.torch.pending import Pending, as_reduced, reduced_dtype
+from deepreduce_hvd.torch.pending import Pending, as_reduced, changed_warning, reduced_dtype
 from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.references import Kept, Probes
 from deepreduce_hvd.torch.transport import HorovodTransport
@@ -59,6 +60,7 @@ class Adapter(TorchAdapter):
         self._delivered = True
         self.watcher = watch(self)
         handshake.register(self)
+        unexchanged.watch(self)
 
     def _is_on_gpu(self, name):
         return self.device_path.takes(self.slots[name].parameter)
@@ -76,6 +78,16 @@ class Adapter(TorchAdapter):
         if any(slot.steps != slot.untimed_steps for slot in slots):
             return None
         return "give hvd.DistributedOptimizer compression=compressor"
+
+    def look_for_unexchanged(self, optimizer):
+        """Warn once if an optimizer of Horovod has stepped with gradients of this rank alone."""
+        if "unexchanged" in self._warned or self.transport.size == 1:
+            return
+        step = self._steps.last_of(optimizer)
+        if step is not None:
+            names = unexchanged.names_of(optimizer, step, self._parameters)
+            if names:
+                self._warn_once("unexchanged", unexchanged.warning(some_of(names)))
 
     # --- compress ---
 
@@ -267,6 +279,8 @@ class Adapter(TorchAdapter):
     def _exchanged_result(self, tensor, pending):
         """Return the sum of a gradient that was compressed, after its exchange."""
         slot, step, flight = pending.slot, pending.optimizer_step, pending.flight
+        if pending.has_changed():
+            self._warn_once("changed", changed_warning(slot))
         # Check the probe first: ranks with different configurations could wait for each other in an
         # exchange forever.
         try:

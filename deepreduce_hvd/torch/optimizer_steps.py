@@ -276,8 +276,12 @@ class OptimizerSteps:
             self._accumulation.exchanged(slot)
 
     def _slots_of(self, owner):
-        """Return the slots of an optimizer's parameters, and whether no others are trained."""
+        """Return the slots of an optimizer's parameters, and whether no others are trained.
+
+        Horovod also exchanges those that were taken out of its groups.
+        """
         owned = {id(parameter) for group in owner.param_groups for parameter in group["params"]}
+        owned.update(id(parameter) for parameter in owner._requires_update)
         slots, has_all = [], True
         for slot in self._parameters:
             if id(slot.parameter) in owned:

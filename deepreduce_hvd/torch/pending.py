@@ -33,6 +33,11 @@ class Pending:
         self.optimizer_step = step
         self.kept = kept
         self.flight = flight
+        self._version = _version_of(gradient)
+
+    def has_changed(self):
+        """Return whether something has written to a compressed gradient since compress."""
+        return _version_of(self.gradient) != self._version
 
     def memory_for_result(self, reduced):
         """Return the tensor for the sum.
@@ -42,6 +47,21 @@ class Pending:
         """
         in_place = reduced is self.kept.tensors[0]
         return results.memory_for(self.gradient, self.slot.parameter, self.made, in_place)
+
+
+def _version_of(tensor):
+    """Return how often PyTorch has written to the memory of a tensor, or None if it is unknown."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def changed_warning(slot):
+    """Return the warning about a gradient that has changed while it was exchanged."""
+    return (
+        f"the gradient of {slot.name} was changed while it was exchanged, and the change may be"
+        " lost, on some ranks or for some parameters. Call optimizer.synchronize() before"
+        " clip_grad_norm_, scaler.unscale_ or anything else that changes gradients, and then step()"
+        " in `with optimizer.skip_synchronize():` (docs/tutorial-torch.md, Gradient clipping)"
+    )
 
 
 def reduced_dtype(dtype, way):

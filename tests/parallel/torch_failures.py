@@ -4,12 +4,17 @@ The job must end with a message on every rank. Started under horovodrun.
 """
 
 import sys
+import time
+import traceback
 
 import horovod.torch as hvd
 import torch
 from torch_tools import backward, distributed, model
 
 import deepreduce_hvd as dr
+
+#: in which the other rank shows its error
+_SECONDS = 3.0
 
 
 def bad_gradient_type_on_one_rank():
@@ -43,5 +48,11 @@ def other_process_set():
 
 if __name__ == "__main__":
     hvd.init()
-    globals()[sys.argv[1]]()
+    try:
+        globals()[sys.argv[1]]()
+    except Exception:
+        traceback.print_exc()
+        # when a rank ends, horovodrun ends the others, which may not have shown their error yet
+        time.sleep(_SECONDS)
+        raise
     print("went on silently")

@@ -6,6 +6,7 @@ import sys
 import horovod.torch as hvd
 import numpy as np
 import torch
+import torch_misuse
 import torch_prepared
 import torch_refusals
 import torch_states
@@ -356,5 +357,8 @@ def scenario_virtual_ranks_come_to_the_same(directory):
 if __name__ == "__main__":
     hvd.init()
     torch.set_num_threads(1)
-    parts = torch_prepared, torch_states, torch_refusals, torch_tables, torch_table_warnings
+    parts = (
+        torch_misuse, torch_prepared, torch_states, torch_refusals, torch_tables,
+        torch_table_warnings,
+    )  # fmt: skip
     run_all({**globals(), **{k: v for part in parts for k, v in vars(part).items()}}, sys.argv[1])

@@ -1,0 +1,107 @@
+"""Warnings about programs in which gradients are not exchanged, or change meanwhile.
+
+Run by torch_scenarios.py.
+"""
+
+import warnings
+
+import horovod.torch as hvd
+import torch
+from torch_tools import assert_equal_everywhere, backward, distributed, model
+
+import deepreduce_hvd as dr
+
+
+def _warned_steps(optimizer, step_with, steps=4):
+    """Make steps with ``step_with(optimizer, number)``; return the warnings about exchanges."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for number in range(steps):
+            step_with(optimizer, number)
+    texts = [str(one.message) for one in caught]
+    return [text for text in texts if "not exchanged" in text or "while it was exchanged" in text]
+
+
+def _plain(network):
+    def step(optimizer, number):
+        network.zero_grad()
+        backward(network, number)
+        optimizer.step()
+
+    return step
+
+
+def scenario_layers_that_were_frozen_when_the_optimizer_was_created_are_named(directory):
+    network = model()
+    frozen = list(network[0].parameters())
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    optimizer, _ = distributed(network)
+    assert _warned_steps(optimizer, _plain(network)) == []
+    assert_equal_everywhere(network.named_parameters(), "frozen from the start")
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    (text,) = _warned_steps(optimizer, _plain(network))
+    assert "0.weight, 0.bias that was not exchanged" in text, text
+
+
+def scenario_a_closure_is_named(directory):
+    network = model()
+    optimizer, _ = distributed(network)
+    assert _warned_steps(optimizer, _plain(network), 1) == []
+
+    def step(optimizer, number):
+        def closure():
+            network.zero_grad()
+            backward(network, number)
+
+        optimizer.step(closure)
+
+    (text,) = _warned_steps(optimizer, step)
+    assert "do not give step() a closure" in text, text
+
+
+def scenario_gradients_that_change_while_they_are_exchanged_are_named(directory):
+    for dense_below in (0, 50):
+        network = model()
+        optimizer, _ = distributed(network, compressor_options={"dense_below": dense_below})
+
+        def clipped(optimizer, number, network=network):
+            network.zero_grad()
+            backward(network, number)
+            optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1e-3)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+
+        assert _warned_steps(optimizer, clipped) == []
+        assert_equal_everywhere(network.named_parameters(), f"clipped {dense_below}")
+
+        def too_early(optimizer, number, network=network):
+            network.zero_grad()
+            backward(network, number)
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1e-3)
+            optimizer.step()
+
+        (text,) = _warned_steps(optimizer, too_early)
+        assert "was changed while it was exchanged" in text, text
+
+
+def scenario_parameters_may_leave_the_optimizer(directory):
+    """Horovod goes on with exchanging them; nothing is updated."""
+    for prepared in (False, True):
+        network = model()
+        groups = [{"params": list(network[number].parameters())} for number in (0, 2, 4)]
+        compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=50)
+        optimizer = torch.optim.SGD([dict(group) for group in groups], lr=0.1, momentum=0.9)
+        if prepared:
+            dr.prepare(optimizer, compressor)
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=network.named_parameters(), compression=compressor
+        )
+        _warned_steps(optimizer, _plain(network), 2)
+        del optimizer.param_groups[0]
+        before = network[0].weight.detach().clone()
+        assert _warned_steps(optimizer, _plain(network), 2) == []
+        assert torch.equal(network[0].weight, before)
+        assert_equal_everywhere(network.named_parameters(), f"left {prepared}")
