@@ -81,10 +81,8 @@ class Adapter(TorchAdapter):
 
     def look_for_unexchanged(self, optimizer):
         """Warn once if an optimizer of Horovod has stepped with gradients of this rank alone."""
-        if "unexchanged" in self._warned or self.transport.size == 1:
-            return
-        step = self._steps.last_of(optimizer)
-        if step is not None:
+        step = self._steps.last_of(optimizer)  # None for an optimizer that is not Horovod's
+        if step is not None and "unexchanged" not in self._warned and self.transport.size > 1:
             names = unexchanged.names_of(optimizer, step, self._parameters)
             if names:
                 self._warn_once("unexchanged", unexchanged.warning(some_of(names)))
