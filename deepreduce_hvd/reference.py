@@ -193,6 +193,12 @@ def _encoded(codec, *arguments):
     """Return what ``encode`` of a codec returns; check that of a custom codec."""
     if is_built_in(codec):
         return codec.encode(*arguments)
+    kind = IndexCodec if isinstance(codec, IndexCodec) else ValueCodec
+    if find(kind, codec.stage_id) is not type(codec):  # receivers decode with the new class
+        raise InvalidArgumentError(
+            f"{type(codec).__name__}: expected an object of the class that is registered now, got"
+            " one that was made before the class was defined again; make a new Codec"
+        )
     given = [_read_only(one) if isinstance(one, np.ndarray) else one for one in arguments]
     return expect_encoded(f"{type(codec).__name__}.encode", codec.encode(*given))
 

@@ -42,6 +42,13 @@ def test_an_array_as_an_attribute(make):
         dr.Codec(dr.TopK(0.5)).encode(
             np.ones(9, np.float32), np.zeros(9, np.float32), memory=Levels(make([1.0, 2.0]))
         )
+    for nested in ([1, make([1.0])], {"table": (make([1.0]), 2)}):
+        with pytest.raises(
+            dr.InvalidArgumentError, match=r"Levels.levels: .*write .tolist\(\) of it"
+        ):
+            dr.Codec(dr.TopK(0.5)).encode(
+                np.ones(9, np.float32), np.zeros(9, np.float32), memory=Levels(nested)
+            )
 
 
 @pytest.fixture
@@ -76,9 +83,13 @@ def test_decoded_values_are_finite(register):
 
 
 def test_a_class_that_is_defined_again(register):
-    register(logarithm(1))
+    codec = dr.Codec(dr.NoneSparsifier(), value=register(logarithm(1))())
+    values = np.array([1, 2, 3], np.float32)
+    codec.encode(values)
     again = register(logarithm(2))
     assert registry.find(dr.ValueCodec, 211) is again
+    with pytest.raises(dr.InvalidArgumentError, match="Logarithm: .*; make a new Codec"):
+        codec.encode(values)  # the receiver would decode with the new class
 
     class Other(dr.ValueCodec):
         stage_id = 211

@@ -42,15 +42,28 @@ def expect_usable(stage):
             f"as numbers, got {stage!r}"
         )
     for attribute, value in vars(stage).items():
-        if hasattr(value, "dtype") and getattr(value, "shape", None):
+        array = _array_in(value)
+        if array is not None:
+            hint = f"write {attribute}.tolist()" if array is value else "write .tolist() of it"
             raise InvalidArgumentError(
                 f"{name}.{attribute}: expected numbers, strings, tuples, lists or dictionaries,"
-                f" got {type(value).__name__}; write {attribute}.tolist()"
+                f" got {type(array).__name__}; {hint}"
             )
     if kind is Memory:
         _expect_names(name, stage.state)
     elif kind is not Sparsifier:
         _expect_codec(name, stage, registered(kind))
+
+
+def _array_in(value):
+    """Return the first array or tensor in a value, or None; its text leaves out elements."""
+    if hasattr(value, "dtype") and getattr(value, "shape", None):
+        return value
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple, set, frozenset)):
+        return None
+    return next((found for found in map(_array_in, value) if found is not None), None)
 
 
 def _expect_names(name, names):
