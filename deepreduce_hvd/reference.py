@@ -308,8 +308,7 @@ def encode_sparse(stages, indices, values, d, dtype=0, seed=0, step=0, tensor=0,
 
 def _expect_decoded(codec, array, dtype, count):
     """Check what ``decode`` of a custom codec returned."""
-    good = isinstance(array, np.ndarray) and array.dtype == dtype and array.shape == (count,)
-    if not good:
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != (count,):
         raise InvalidArgumentError(
             f"{codec.__name__}.decode: expected a {dtype.__name__} array of shape ({count},), got"
             f" {describe(array)}"

@@ -14,8 +14,7 @@ from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.coordination.roll_call import REPEATED, RollCall
 from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.planning.policies import some_of
-from deepreduce_hvd.torch import results, unexchanged, unnamed
+from deepreduce_hvd.torch import results, unnamed
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
 from deepreduce_hvd.torch.caller import DIRECT, current_caller
 from deepreduce_hvd.torch.cuda.device import DevicePath
@@ -29,6 +28,7 @@ from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.references import Kept, Probes
 from deepreduce_hvd.torch.transport import HorovodTransport
 from deepreduce_hvd.torch.unattached import unregistered
+from deepreduce_hvd.torch.unexchanged import Unexchanged
 from deepreduce_hvd.torch.waits import names_who_is_gone, watch
 
 _HOST = torch.device("cpu")
@@ -60,7 +60,7 @@ class Adapter(TorchAdapter):
         self._delivered = True
         self.watcher = watch(self)
         handshake.register(self)
-        unexchanged.watch(self)
+        self._unexchanged = Unexchanged(self._steps, self._parameters, self.transport)
 
     def _is_on_gpu(self, name):
         return self.device_path.takes(self.slots[name].parameter)
@@ -78,14 +78,6 @@ class Adapter(TorchAdapter):
         if any(slot.steps != slot.untimed_steps for slot in slots):
             return None
         return "give hvd.DistributedOptimizer compression=compressor"
-
-    def look_for_unexchanged(self, optimizer):
-        """Warn once if an optimizer of Horovod has stepped with gradients of this rank alone."""
-        step = self._steps.last_of(optimizer)  # None for an optimizer that is not Horovod's
-        if step is not None and "unexchanged" not in self._warned and self.transport.size > 1:
-            names = unexchanged.names_of(optimizer, step, self._parameters)
-            if names:
-                self._warn_once("unexchanged", unexchanged.warning(some_of(names)))
 
     # --- compress ---
 

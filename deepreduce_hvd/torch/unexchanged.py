@@ -7,48 +7,66 @@ gradients, and the models of the ranks differ from there on.
 """
 
 import functools
+import warnings
 import weakref
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-_watched: weakref.WeakSet = weakref.WeakSet()  # adapters
+from deepreduce_hvd.planning.policies import some_of
+
+_known: weakref.WeakSet = weakref.WeakSet()  # all instances of Unexchanged
 
 
-def watch(adapter):
-    """Let an adapter look for such gradients after each step of an optimizer."""
-    _register_step_hook()
-    _watched.add(adapter)
-
-
-def names_of(optimizer, step, parameters):
-    """Return the names of the parameters whose gradients were made, but not exchanged.
-
-    Sparse gradients do not count: Horovod reduces them without the compressor.
+class Unexchanged:
+    """Warns once about such gradients, after a step of an optimizer.
 
     Args:
-        optimizer: the optimizer that has stepped.
-        step: its last :class:`~deepreduce_hvd.torch.optimizer_steps.OptimizerStep`.
-        parameters: the :class:`~deepreduce_hvd.torch.parameters.Parameters`.
+        steps: the :class:`~deepreduce_hvd.torch.optimizer_steps.OptimizerSteps` of a compressor.
+        parameters: its :class:`~deepreduce_hvd.torch.parameters.Parameters`.
+        transport: its transport.
     """
-    if not step.complete:  # nobody has waited for its results
-        return [slot.name for slot in step.slots]
-    slots = [
-        parameters.get(one)
-        for group in optimizer.param_groups
-        for one in group["params"]
-        if one.grad is not None and not one.grad.is_sparse
-    ]
-    return [slot.name for slot in slots if slot is not None and slot.made]
+
+    def __init__(self, steps, parameters, transport):
+        self._steps = steps
+        self._parameters = parameters
+        self._transport = transport
+        self._has_warned = False
+        _register_step_hook()
+        _known.add(self)
+
+    def look(self, optimizer):
+        """Look at the gradients with which an optimizer has stepped."""
+        step = self._steps.last_of(optimizer)  # None for an optimizer that is not Horovod's
+        if step is None or self._has_warned or self._transport.size == 1:
+            return
+        names = self._names(optimizer, step)
+        if names:
+            self._has_warned = True
+            warnings.warn(f"deepreduce_hvd: {_text(names)}", stacklevel=4)
+
+    def _names(self, optimizer, step):
+        """Return the names of the parameters whose gradients were made, but not exchanged.
+
+        Sparse gradients do not count: Horovod reduces them without the compressor.
+        """
+        if not step.complete:  # nobody has waited for its results
+            return [slot.name for slot in step.slots]
+        slots = [
+            self._parameters.get(one)
+            for group in optimizer.param_groups
+            for one in group["params"]
+            if one.grad is not None and not one.grad.is_sparse
+        ]
+        return [slot.name for slot in slots if slot is not None and slot.made]
 
 
-def warning(names):
-    """Return the warning about gradients that were not exchanged."""
+def _text(names):
     return (
-        f"the optimizer has used a gradient of {names} that was not exchanged, so from now on the"
-        " models of the ranks differ. Horovod exchanges gradients of parameters that are trained"
-        " when hvd.DistributedOptimizer is created, and that are made before step(). So freeze"
-        " layers after that, create the optimizer again for new parameters, and do not give step()"
-        " a closure (docs/tutorial-torch.md)"
+        f"the optimizer has used a gradient of {some_of(names)} that was not exchanged, so from now"
+        " on the models of the ranks differ. Horovod exchanges gradients of parameters that are"
+        " trained when hvd.DistributedOptimizer is created, and that are made before step(). So"
+        " freeze layers after that, create the optimizer again for new parameters, and do not give"
+        " step() a closure (docs/tutorial-torch.md)"
     )
 
 
@@ -59,5 +77,5 @@ def _register_step_hook():
 
 
 def _look(optimizer, arguments, keywords):
-    for adapter in list(_watched):
-        adapter.look_for_unexchanged(optimizer)
+    for one in list(_known):
+        one.look(optimizer)

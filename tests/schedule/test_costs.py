@@ -98,6 +98,17 @@ def test_published_formulas(ranks):
     )
 
 
+def test_float16_takes_longer_on_other_networks_too():
+    """A byte of a float16 sum takes as much longer as on the network that was measured."""
+    table, half = (Table(((1.0, 1.0), (100.0, end))) for end in (100.0, 300.0))
+    link = Link.of_tables(table, table, 2, 1, half)
+    more = half.fit().beta - table.fit().beta
+    for hosts, other in ((4, link), (2, Link.parse("1mbit", link)), (3, Link.parse("1mbit", link))):
+        network = Network(hosts, other)
+        difference = network.allreduce(1e6, half=True) - network.allreduce(1e6)
+        assert difference == pytest.approx(1e6 * more * 2 * (hosts - 1) / hosts)
+
+
 def test_one_rank_and_unknown_communicators():
     assert all(traffic(name, 10, 100, 1).received_bytes == 0 for name in COMMUNICATORS)
     with pytest.raises(InvalidArgumentError, match="expected one of Allreduce"):
