@@ -107,12 +107,19 @@ class BaseAdapter:
 
     def warn_of_plan(self):
         """Warn on the first rank if the compressor's plan was made for another job."""
-        if not self.transport.includes_this_rank or self.transport.rank != 0:
+        schedule = self.compressor.schedule
+        # on TensorFlow, a compressor may be created before hvd.init()
+        if schedule is None or schedule == "auto" or not self._knows_ranks():
             return
-        for message in layout.differences_of(
-            self.compressor.schedule, self.compressor.policies, self.transport.size
-        ):
-            warnings.warn(f"deepreduce_hvd: {message}", stacklevel=5)
+        if self.transport.includes_this_rank and self.transport.rank == 0:
+            ranks = self.transport.size
+            for message in layout.differences_of(schedule, self.compressor.policies, ranks):
+                warnings.warn(f"deepreduce_hvd: {message}", stacklevel=5)
+
+    def _knows_ranks(self):
+        """Return whether Horovod is initialized, or is not used."""
+        horovod = getattr(self.transport, "horovod", None)
+        return horovod is None or horovod.is_initialized()
 
     def sends_nothing(self, slot):
         """Return whether the memory of a slot is not used, because there is only one rank."""
