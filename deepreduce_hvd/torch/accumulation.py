@@ -7,17 +7,15 @@ So a pass continues the step of the last one for a parameter whose ``.grad`` is 
 optimizer has stepped it.
 """
 
-import functools
 import weakref
 
 import torch
 from torch.autograd.graph import get_gradient_edge
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-_known: weakref.WeakSet = weakref.WeakSet()  # all instances of Accumulation
+from deepreduce_hvd.torch.step_listener import StepListener
 
 
-class Accumulation:
+class Accumulation(StepListener):
     """Tells which parameters add the gradients of a backward pass to those of the last one.
 
     Args:
@@ -27,14 +25,13 @@ class Accumulation:
     """
 
     def __init__(self, slots, hooks):
+        super().__init__()
         self._by_id = {id(slot.parameter): slot for slot in slots}
         #: slot -> whether .grad had a gradient before the first pass since the last exchange
         self._had = {}
         self._nodes = []  # of autograd; a node and its hooks live as long as someone refers to it
         #: slots that need a hook, once they are trained
         self._unwatched = set(self._by_id.values()) if hooks else set()
-        _register_step_hook()
-        _known.add(self)
         self.watch()
 
     def watch(self):
@@ -60,7 +57,7 @@ class Accumulation:
         node.register_prehook(note)
         self._nodes.append(node)
 
-    def stepped(self, optimizer):
+    def begin_step(self, optimizer):
         """Note that an optimizer steps its parameters, which ends their step.
 
         Returns:
@@ -99,14 +96,3 @@ def _has_gradient(parameter):
         return False
     local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     return bool(local.any())
-
-
-@functools.cache
-def _register_step_hook():
-    """Register :func:`_note_step` with all optimizers of the process, once."""
-    register_optimizer_step_pre_hook(_note_step)
-
-
-def _note_step(optimizer, arguments, keywords):
-    for accumulation in list(_known):
-        accumulation.stepped(optimizer)

@@ -5,18 +5,12 @@ clears a gradient without a step, as for a bad batch or for the discriminator of
 arrives all the same. Nobody would notice, so a compressor warns.
 """
 
-import functools
 import weakref
 
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
-
-_known: weakref.WeakSet = weakref.WeakSet()  # all instances of Discards
+from deepreduce_hvd.torch.step_listener import StepListener
 
 
-class Discards:
+class Discards(StepListener):
     """Tells whether a gradient was cleared without a step of an optimizer.
 
     Only parameters that an optimizer of PyTorch has stepped before count: other programs may apply
@@ -27,13 +21,12 @@ class Discards:
     """
 
     def __init__(self, slots):
+        super().__init__()
         self._by_id = {id(slot.parameter): slot for slot in slots}
         self._stepped = set()  # slots of parameters that an optimizer has stepped
         #: slot -> its gradient at the last exchange, if no optimizer has stepped it since
         self._waiting = {}
         self._cleared = set()  # slots whose gradient was cleared while it was waiting for a step
-        _register_step_hooks()
-        _known.add(self)
 
     def made(self, slot):
         """Note that backward has made a gradient, or has added one to ``.grad``.
@@ -88,20 +81,3 @@ def warning(slot):
         " network, freeze the rest with requires_grad_(False). If the program applies the gradient"
         " in another way, nothing is wrong (docs/troubleshooting.md, The accuracy drops)"
     )
-
-
-@functools.cache
-def _register_step_hooks():
-    """Note the steps of all optimizers of the process, once."""
-    register_optimizer_step_pre_hook(_begin)
-    register_optimizer_step_post_hook(_end)
-
-
-def _begin(optimizer, arguments, keywords):
-    for discards in list(_known):
-        discards.begin_step(optimizer)
-
-
-def _end(optimizer, arguments, keywords):
-    for discards in list(_known):
-        discards.end_step(optimizer)

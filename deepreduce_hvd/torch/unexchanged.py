@@ -6,18 +6,13 @@ gradients that a closure makes within ``step()``. Each rank then updates the par
 gradients, and the models of the ranks differ from there on.
 """
 
-import functools
 import warnings
-import weakref
-
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from deepreduce_hvd.planning.policies import some_of
+from deepreduce_hvd.torch.step_listener import StepListener
 
-_known: weakref.WeakSet = weakref.WeakSet()  # all instances of Unexchanged
 
-
-class Unexchanged:
+class Unexchanged(StepListener):
     """Warns once about such gradients, after a step of an optimizer.
 
     Args:
@@ -27,14 +22,13 @@ class Unexchanged:
     """
 
     def __init__(self, steps, parameters, transport):
+        super().__init__()
         self._steps = steps
         self._parameters = parameters
         self._transport = transport
         self._has_warned = False
-        _register_step_hook()
-        _known.add(self)
 
-    def look(self, optimizer):
+    def end_step(self, optimizer):
         """Look at the gradients with which an optimizer has stepped."""
         step = self._steps.last_of(optimizer)  # None for an optimizer that is not Horovod's
         if step is None or self._has_warned or self._transport.size == 1:
@@ -68,14 +62,3 @@ def _text(names):
         " freeze layers after that, create the optimizer again for new parameters, and do not give"
         " step() a closure (docs/tutorial-torch.md)"
     )
-
-
-@functools.cache
-def _register_step_hook():
-    """Look after the steps of all optimizers of the process, once."""
-    register_optimizer_step_post_hook(_look)
-
-
-def _look(optimizer, arguments, keywords):
-    for one in list(_known):
-        one.look(optimizer)

@@ -22,8 +22,8 @@ class VoidSteps(Accumulation):
         self._stepped = set()  # tuples of slots that an optimizer has stepped together
         self._loss_scale = None
 
-    def stepped(self, optimizer):
-        slots = super().stepped(optimizer)
+    def begin_step(self, optimizer):
+        slots = super().begin_step(optimizer)
         # a GPU may not have told yet which gradients are finite, so this is looked at later
         self._stepped.add(tuple(slot for slot in slots if slot.parameter.grad is not None))
         return slots
