@@ -54,12 +54,8 @@ class Layout:
         planned = in_plans(self.policies)
         rows = {name for name, one in self.policies.items() if not one.dense} - {*planned}
         rows.update(tables)
-        kept = [
-            name
-            for message in self.plan.messages
-            for name in message.members
-            if message.way == CODEC and self.policies[name].dense
-        ]
+        encoded = (message for message in self.plan.messages if message.way == CODEC)
+        kept = [name for one in encoded for name in one.members if self.policies[name].dense]
         messages = [_without(message, {*rows, *kept}) for message in self.plan.messages]
         followed = dataclasses.replace(self.plan, messages=tuple(one for one in messages if one))
         found = [f"Schedule{', on trial' if is_on_trial else ''}: {followed.in_words()}."]

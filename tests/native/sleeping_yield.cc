@@ -1,7 +1,7 @@
 // Replaces sched_yield in the ranks of tests, where there are more ranks than cores.
 //
 // `hvd.synchronize` calls it in a loop until a collective is complete. So the ranks that wait take
-// half of the processor time from those that they wait for.
+// processor time from those that they wait for.
 #include <time.h>
 
 extern "C" int sched_yield() {

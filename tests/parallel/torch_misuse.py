@@ -87,6 +87,32 @@ def scenario_gradients_that_change_while_they_are_exchanged_are_named(directory)
         assert "was changed while it was exchanged" in text, text
 
 
+def scenario_a_frozen_layer_without_gradients_does_not_change(directory):
+    """The remedy of the page against weight decay and momentum, for frozen layers."""
+    for remedied in (False, True):
+        network = model()
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        optimizer, _ = distributed(network, optimizer=optimizer)
+        _warned_steps(optimizer, _plain(network), 2)
+        frozen = list(network[0].parameters())
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        before = [parameter.clone() for parameter in frozen]
+
+        def step(optimizer, number, network=network, frozen=frozen, remedied=remedied):
+            network.zero_grad()
+            backward(network, number)
+            optimizer.synchronize()
+            for parameter in frozen if remedied else ():
+                parameter.grad = None
+            with optimizer.skip_synchronize():
+                optimizer.step()
+
+        assert _warned_steps(optimizer, step) == []
+        assert all(map(torch.equal, frozen, before)) == remedied
+        assert_equal_everywhere(network.named_parameters(), f"frozen {remedied}")
+
+
 def scenario_parameters_may_leave_the_optimizer(directory):
     """Horovod goes on with exchanging them; nothing is updated."""
     for prepared in (False, True):

@@ -157,7 +157,13 @@ def test_profiles_of_different_jobs_are_not_merged(changes, message):
 
 def test_payloads_between_and_beyond_measured_densities():
     part = PROFILE.parameters[0]
-    assert part.payload(0.01) == 60 and 60 < part.payload(0.055) < part.payload(0.1) == 300
+    assert part.payload(0.01) == 60 and part.payload(0.1) == 300
+    # of 1,000 elements: 10 in 20 bytes besides the header, 100 in 260 bytes, and 55 between them
+    index_bits = [math.log2(1 / density) + 1 / math.log(2) for density in (0.01, 0.1, 0.055)]
+    low, high = 8 * 20 / 10 - index_bits[0], 8 * 260 / 100 - index_bits[1]
+    value_bits = low + math.log(0.055 / 0.01) / math.log(10) * (high - low)
+    expected = 40 + 55 * (index_bits[2] + value_bits) / 8
+    assert part.payload(0.055) == pytest.approx(expected, rel=1e-3)
     assert 40 <= part.payload(0.001) < 60
     assert part.payload(1.0) == 300 / 0.1  # less than 4 bytes per element
     points = [part.payload(density / 100) for density in range(1, 101)]
