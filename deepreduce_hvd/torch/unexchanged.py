@@ -45,13 +45,15 @@ class Unexchanged(StepListener):
         """
         if not step.complete:  # nobody has waited for its results
             return [slot.name for slot in step.slots]
-        slots = [
-            self._parameters.get(one)
-            for group in optimizer.param_groups
-            for one in group["params"]
-            if one.grad is not None and not one.grad.is_sparse
-        ]
-        return [slot.name for slot in slots if slot is not None and slot.made]
+        made = [slot for slot in self._parameters if slot.made and _is_dense(slot.parameter.grad)]
+        if not made:  # as in almost all steps
+            return []
+        owned = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        return [slot.name for slot in made if id(slot.parameter) in owned]
+
+
+def _is_dense(gradient):
+    return gradient is not None and not gradient.is_sparse
 
 
 def _text(names):
