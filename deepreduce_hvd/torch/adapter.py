@@ -52,6 +52,7 @@ class Adapter(TorchAdapter):
         self._parameters = Parameters(self.slots)
         self._probes = Probes()
         self._steps = OptimizerSteps(compressor, self._parameters, self.tables)
+        self._unexchanged = Unexchanged(self._steps, self._parameters, self.transport)
         self._exchanges = Exchanges(compressor, self.device_path, self.times)
         # Ranks may step optimizers in different orders, so some learn of a table one step earlier.
         # When the next step of the job begins, all of them know the same ones.
@@ -60,7 +61,6 @@ class Adapter(TorchAdapter):
         self._delivered = True
         self.watcher = watch(self)
         handshake.register(self)
-        self._unexchanged = Unexchanged(self._steps, self._parameters, self.transport)
 
     def _is_on_gpu(self, name):
         return self.device_path.takes(self.slots[name].parameter)
@@ -149,6 +149,7 @@ class Adapter(TorchAdapter):
             slot.reduction = wire.AVERAGE if caller.owner.op == hvd.Average else wire.SUM
         self.look_for_discarded(slot, self._parameters)
         made, slot.made = slot.made, False
+        self._unexchanged.exchanged(slot)
         if slot.dense:
             way = slot.policy.way
             summed = slot.with_memory(

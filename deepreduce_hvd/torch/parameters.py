@@ -62,6 +62,8 @@ class Parameters:
     Attributes:
         gradients_made: number of gradients that backward has made so far, of all parameters.
         discards: the :class:`~deepreduce_hvd.torch.discards.Discards` that learns of them, or None.
+        unexchanged: {slot: None} of the gradients that were made and not exchanged since then;
+            None if nobody asks for them.
     """
 
     def __init__(self, slots):
@@ -71,6 +73,7 @@ class Parameters:
         self._by_gradient = {}
         self.gradients_made = 0
         self.discards = None
+        self.unexchanged = None
         self._register_hooks()
 
     def __iter__(self):
@@ -99,6 +102,8 @@ class Parameters:
                 parameters.gradients_made += 1
                 if parameters.discards is not None:
                     parameters.discards.made(slot)
+                if parameters.unexchanged is not None:
+                    parameters.unexchanged[slot] = None
 
         handles = []
         for slot in self:

@@ -17,16 +17,21 @@ class Unexchanged(StepListener):
 
     Args:
         steps: the :class:`~deepreduce_hvd.torch.optimizer_steps.OptimizerSteps` of a compressor.
-        parameters: its :class:`~deepreduce_hvd.torch.parameters.Parameters`.
+        parameters: its :class:`~deepreduce_hvd.torch.parameters.Parameters`, which from now on
+            note what was not exchanged.
         transport: its transport.
     """
 
     def __init__(self, steps, parameters, transport):
         super().__init__()
         self._steps = steps
-        self._parameters = parameters
         self._transport = transport
+        self._made = parameters.unexchanged = {}
         self._has_warned = False
+
+    def exchanged(self, slot):
+        """Note that the gradient of a slot is exchanged."""
+        self._made.pop(slot, None)
 
     def end_step(self, optimizer):
         """Look at the gradients with which an optimizer has stepped."""
@@ -45,11 +50,11 @@ class Unexchanged(StepListener):
         """
         if not step.complete:  # nobody has waited for its results
             return [slot.name for slot in step.slots]
-        made = [slot for slot in self._parameters if slot.made and _is_dense(slot.parameter.grad)]
-        if not made:  # as in almost all steps
+        if not self._made:  # as in almost all steps
             return []
-        owned = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        return [slot.name for slot in made if id(slot.parameter) in owned]
+        names = {id(slot.parameter): slot.name for slot in self._made}
+        owned = (one for group in optimizer.param_groups for one in group["params"])
+        return [names[id(one)] for one in owned if id(one) in names and _is_dense(one.grad)]
 
 
 def _is_dense(gradient):
