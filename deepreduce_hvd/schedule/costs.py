@@ -6,6 +6,9 @@ from deepreduce_hvd.communicators.auto import costs, index_bits, message_bytes
 from deepreduce_hvd.communicators.doubling import folded
 from deepreduce_hvd.container import HEADER
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule.fields import expect
+from deepreduce_hvd.schedule.grouping import expect_non_negative
+from deepreduce_hvd.settings import is_integer
 
 #: The communicators that :func:`traffic` knows.
 COMMUNICATORS = (
@@ -68,7 +71,7 @@ def traffic(communicator: str, k: float, d: float, ranks: int, value_bits: float
         The traffic of one exchange.
 
     Raises:
-        InvalidArgumentError: an unknown communicator.
+        InvalidArgumentError: an unknown communicator, or a number that is negative or not finite.
 
     >>> traffic("Allreduce", 0, 1000, 4)
     Traffic(collectives=1, messages=6, received_bytes=6000.0)
@@ -77,6 +80,8 @@ def traffic(communicator: str, k: float, d: float, ranks: int, value_bits: float
         raise InvalidArgumentError(
             f"communicator: expected one of {', '.join(COMMUNICATORS)}, got {communicator!r}"
         )
+    expect_non_negative("traffic", k=k, d=d, value_bits=value_bits)
+    expect(is_integer(ranks) and ranks >= 1, "traffic ranks", "an integer of at least 1", ranks)
     if ranks == 1:
         return Traffic(0, 0, 0.0)
     levels = levels_of(ranks)
@@ -151,9 +156,13 @@ def speedup_bound(forward: float, backward: float, exchange: float) -> float:
     Returns:
         The speed-up, from 1 to 2.
 
+    Raises:
+        InvalidArgumentError: a number is negative or not finite.
+
     >>> speedup_bound(0.0, 1.0, 1.0)
     2.0
     """
+    expect_non_negative("speedup_bound", forward=forward, backward=backward, exchange=exchange)
     shorter, longer = sorted((backward, exchange))
     if shorter == 0:
         return 1.0

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, Message, Model
 from deepreduce_hvd.schedule.fields import expect
+from deepreduce_hvd.schedule.grouping import expect_non_negative
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.profile import Profile
 
@@ -42,9 +43,20 @@ def hidden_density(
     Returns:
         The density; 1 for a layer without elements.
 
+    Raises:
+        InvalidArgumentError: ``max_compression`` or ``ranks`` is below 1, or a number is not finite
+            or negative. Only ``hidden`` may be negative.
+
     >>> hidden_density(0.5, 1000, 8, 0.1, 1e-3, ranks=2)
     0.05
     """
+    expect_non_negative(
+        "hidden_density", elements=elements, bytes_per_element=bytes_per_element, latency=latency,
+        seconds_per_byte=seconds_per_byte, selection=selection,
+    )  # fmt: skip
+    expect(math.isfinite(hidden), "hidden_density hidden", "a finite number", hidden)
+    for what, value in (("ranks", ranks), ("max_compression", max_compression)):
+        expect(value >= 1, f"hidden_density {what}", "a number of at least 1", value)
     per_element = bytes_per_element * (ranks - 1) * seconds_per_byte
     left = hidden - selection - latency
     without_bytes = elements if left >= 0 else 0.0

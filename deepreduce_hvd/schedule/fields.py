@@ -5,8 +5,10 @@ import os
 import pathlib
 import reprlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.settings import is_integer, is_number
@@ -16,7 +18,10 @@ _MOST = 2**53
 
 
 def _is_finite(value: Any) -> bool:
-    return is_number(value) and abs(value) <= sys.float_info.max
+    if not is_number(value):
+        return False
+    exact = value.item() if isinstance(value, np.generic) else value
+    return abs(exact) <= sys.float_info.max  # a large integer cannot become a float
 
 
 def expect(condition: bool, where: str, expected: object, got: object) -> None:
@@ -72,13 +77,33 @@ def list_of(row: dict[str, Any], key: str, where: str) -> list[Any]:
 
 
 def pairs_of(row: dict[str, Any], key: str, where: str) -> tuple[tuple[float, float], ...]:
-    """Return a list of pairs of finite numbers of at least 0."""
-    pairs = list_of(row, key, where)
+    """Return a list or tuple of pairs of finite numbers of at least 0."""
+    pairs = row[key]
+    expect(isinstance(pairs, (list, tuple)), f"{where} {key}", "a list", repr(pairs))
     for pair in pairs:
-        good = isinstance(pair, list) and len(pair) == 2
+        good = isinstance(pair, (list, tuple)) and len(pair) == 2
         good = good and all(_is_finite(part) and part >= 0 for part in pair)
         expect(good, f"{where} {key}", "pairs of finite numbers of at least 0", pair)
     return tuple((float(first), float(second)) for first, second in pairs)
+
+
+def set_fields(
+    record: Any, where: str, numbers: Iterable[str], integers: Mapping[str, int]
+) -> None:
+    """Check fields of a frozen dataclass, and set them as float and int.
+
+    So equal records have equal JSON, whatever types their numbers had.
+
+    Args:
+        record: the dataclass.
+        where: the place for the message.
+        numbers: the names of finite numbers of at least 0.
+        integers: the names of integers, with the least value of each.
+    """
+    fields = {key: number_of(vars(record), key, where) for key in numbers}
+    fields |= {key: integer_of(vars(record), key, where, least) for key, least in integers.items()}
+    for key, value in fields.items():
+        object.__setattr__(record, key, value)
 
 
 def text_of_file(path: str | os.PathLike[str], where: str) -> str:

@@ -9,8 +9,9 @@ import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.costs import Traffic, levels_of, traffic, value_bits_of
+from deepreduce_hvd.schedule.fields import expect, set_fields
 from deepreduce_hvd.schedule.tables import Table
-from deepreduce_hvd.settings import is_integer
+from deepreduce_hvd.settings import is_number
 
 #: Seconds per message of a link of which only the rate is known.
 DEFAULT_LATENCY = 1e-4
@@ -53,6 +54,17 @@ class Link:
     gather_overlap: float = 0.0
     more_seconds_per_half_byte: float = 0.0
 
+    def __post_init__(self) -> None:
+        set_fields(
+            self,
+            f"link {self.name}",
+            (
+                "gather_latency", "gather_seconds_per_byte", "reduce_latency",
+                "reduce_seconds_per_byte", "gather_overlap", "more_seconds_per_half_byte",
+            ),
+            {"measured_hosts": 0, "measured_ranks_per_host": 1},
+        )  # fmt: skip
+
     @classmethod
     def of_rate(
         cls,
@@ -72,7 +84,12 @@ class Link:
 
         Returns:
             A :class:`Link` without tables.
+
+        Raises:
+            InvalidArgumentError: the rate is not above 0, or the seconds are negative.
         """
+        good = is_number(bits_per_second) and 0 < bits_per_second < math.inf
+        expect(good, f"link {name} rate", "bits per second above 0", bits_per_second)
         per_byte = 8 / bits_per_second
         if reduce_latency is None:
             reduce_latency = gather_latency
@@ -182,12 +199,7 @@ class Network:
     ranks_per_host: int = 1
 
     def __post_init__(self) -> None:
-        for what in ("hosts", "ranks_per_host"):
-            if not is_integer(getattr(self, what)) or getattr(self, what) < 1:
-                raise InvalidArgumentError(
-                    f"network {what}: expected an integer of at least 1, got "
-                    f"{getattr(self, what)!r}"
-                )
+        set_fields(self, "network", (), {"hosts": 1, "ranks_per_host": 1})
 
     @property
     def ranks(self) -> int:

@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 
 from deepreduce_hvd.communicators.auto import index_bits, message_bytes
-from deepreduce_hvd.schedule.fields import (
-    expect,
-    expect_keys,
-    integer_of,
-    number_of,
-    pairs_of,
-    text_of,
-)
+from deepreduce_hvd.schedule.fields import expect, expect_keys, pairs_of, set_fields, text_of
 
 #: the smallest density of payloads that are estimated because none were measured
 _LEAST_DENSITY = 0.001
@@ -49,7 +42,11 @@ class Parameter:
     payload_bytes: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
-        points = tuple((float(density), float(size)) for density, size in self.payload_bytes)
+        text_of(vars(self), "name", "parameter")
+        set_fields(
+            self, self.name, ("ready_seconds", "encode_seconds", "decode_seconds"), {"elements": 1}
+        )
+        points = pairs_of(vars(self), "payload_bytes", self.name)
         object.__setattr__(self, "payload_bytes", points)
         where = f"{self.name} payload_bytes"
         densities, sizes = [point[0] for point in points], [point[1] for point in points]
@@ -114,12 +111,4 @@ def _value_bits(size: float, count: float, d: float) -> float:
 
 def parameter_of(row: Any) -> Parameter:
     expect_keys(row, "parameter", tuple(field.name for field in dataclasses.fields(Parameter)))
-    name = text_of(row, "name", "parameter")
-    return Parameter(
-        name,
-        integer_of(row, "elements", name, 1),
-        number_of(row, "ready_seconds", name),
-        number_of(row, "encode_seconds", name),
-        number_of(row, "decode_seconds", name),
-        pairs_of(row, "payload_bytes", name),
-    )
+    return Parameter(**row)

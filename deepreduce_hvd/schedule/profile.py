@@ -21,6 +21,7 @@ from deepreduce_hvd.schedule.fields import (
     number_of,
     pairs_of,
     parsed,
+    set_fields,
     text_of,
     text_of_file,
 )
@@ -35,6 +36,7 @@ _TABLES = ("allgather", "allreduce", "allreduce_fp16")
 #: seconds per element
 _PER_ELEMENT = ("to_fp16_seconds", "from_fp16_seconds", "seconds_per_kept_element")
 _OPTIONAL = (*_PER_ELEMENT, "max_density", "gather_overlap", "encoding_delay")
+_NUMBERS = ("forward_seconds", "update_seconds", "density", *_OPTIONAL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Profile:
 
     def __post_init__(self) -> None:
         expect(bool(self.parameters), "parameters", "at least one", "none")
+        text_of(vars(self), "codec", "profile")
+        set_fields(self, "profile", _NUMBERS, {"hosts": 1, "ranks_per_host": 1})
         for what in ("density", "max_density"):
             value = getattr(self, what)
             expect(0 < value <= 1, f"profile {what}", "a density in (0, 1]", value)
@@ -172,22 +176,13 @@ class Profile:
         plain = ("forward_seconds", "update_seconds", "hosts", "ranks_per_host", "codec", "density")
         required = ("format", "version", "link", "parameters", *plain)
         expect_keys(data, "profile", required, _OPTIONAL)
-        measured: dict[str, Any] = {
-            key: number_of(data, key, "profile") for key in _OPTIONAL if key in data
-        }
+        measured: dict[str, Any] = {key: data[key] for key in (*plain, *_OPTIONAL) if key in data}
         expect_keys(data["link"], "link", (), _TABLES)
         for name, table in data["link"].items():
             expect_keys(table, f"link {name}", ("seconds",), ("fit",))  # the fit is computed anew
             measured[name] = Table(pairs_of(table, "seconds", f"link {name}"))
         return cls(
-            tuple(parameter_of(row) for row in list_of(data, "parameters", "profile")),
-            number_of(data, "forward_seconds", "profile"),
-            number_of(data, "update_seconds", "profile"),
-            integer_of(data, "hosts", "profile", 1),
-            integer_of(data, "ranks_per_host", "profile", 1),
-            text_of(data, "codec", "profile"),
-            number_of(data, "density", "profile"),
-            **measured,
+            tuple(parameter_of(row) for row in list_of(data, "parameters", "profile")), **measured
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -347,6 +342,14 @@ def layer_times(text: str) -> Profile:
         lines = io.StringIO(text)
         reader = csv.DictReader(lines, restkey="columns without a name", skipinitialspace=True)
         try:
+            names = list(reader.fieldnames or ())
+            repeated = sorted({name for name in names if names.count(name) > 1})
+            expect(
+                not repeated,
+                "layer times",
+                "unique columns",
+                f"{', '.join(repeated)} more than once",
+            )
             rows = [_numbers(row) for row in reader]
         except csv.Error as error:
             raise InvalidArgumentError(

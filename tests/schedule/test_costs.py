@@ -116,12 +116,22 @@ def test_one_rank_and_unknown_communicators():
     assert [levels_of(ranks) for ranks in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 2, 2, 3, 3, 4]
 
 
+@pytest.mark.parametrize("wrong", ["k", "d", "value_bits", "ranks"])
+def test_wrong_traffic(wrong):
+    arguments = {"communicator": "GTopK", "k": 10, "d": 100, "ranks": 4, "value_bits": 1.0}
+    for bad in (-1, math.nan):
+        with pytest.raises(InvalidArgumentError, match=f"traffic {wrong}: expected"):
+            traffic(**{**arguments, wrong: bad})
+
+
 def test_speedup_bound_is_reached_by_complete_overlap():
     for forward, backward, exchange in ((1, 2, 2), (0.5, 1, 4), (3, 5, 1)):
         apart = forward + backward + exchange
         together = forward + max(backward, exchange)
         assert speedup_bound(forward, backward, exchange) == pytest.approx(apart / together)
     assert speedup_bound(1, 2, 0) == 1.0
+    with pytest.raises(InvalidArgumentError, match="speedup_bound exchange"):
+        speedup_bound(1, 2, -1)
 
 
 def test_fits_find_the_line_and_its_error():

@@ -130,3 +130,7 @@ def test_wrong_arguments():
         lags(profile, network, max_compression=0.5)
     with pytest.raises(InvalidArgumentError, match="'next' or 'rest'"):
         lags(profile, network, hide_behind="all")
+    with pytest.raises(InvalidArgumentError, match="hidden_density ranks"):
+        hidden_density(0.5, 1000, 8, 0.1, 1e-3, ranks=0)
+    with pytest.raises(InvalidArgumentError, match="hidden_density latency"):
+        hidden_density(0.5, 1000, 8, -0.1, 1e-3, ranks=2)

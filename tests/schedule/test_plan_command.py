@@ -146,7 +146,10 @@ def test_as_a_module(layers):
         (["--density", "2"], r"--density: expected a number in (0, 1], got 2.0"),
         (["--rules", "best"], "--rules: expected some of serial"),
         (["--encode", "-1"], "--encode: expected at least 0"),
-        (["--ranks-per-host", "0"], "network ranks_per_host: expected an integer of at least 1"),
+        (
+            ["--ranks-per-host", "0"],
+            "network ranks_per_host: expected an integer of 1 to 2^53, got 0",
+        ),
     ],
 )
 def test_wrong_arguments(layers, arguments, text, capsys):

@@ -116,6 +116,41 @@ def test_what_is_refused(text, message):
         Profile.from_json(text)
 
 
+_LINK = Link("line", 1e-4, 1e-9, 1e-4, 1e-9)
+_RECORDS = (PROFILE, PROFILE.parameters[0], _LINK)
+_NUMBERS = [
+    (record, field.name)
+    for record in _RECORDS
+    for field in dataclasses.fields(record)
+    if field.type in (int, float)
+]
+
+
+@pytest.mark.parametrize(
+    "record, name", _NUMBERS, ids=[f"{type(record).__name__} {name}" for record, name in _NUMBERS]
+)
+@pytest.mark.parametrize("bad", [-1, math.nan, math.inf, np.float32(np.inf), "1", True, None])
+def test_objects_refuse_what_files_refuse(record, name, bad):
+    with pytest.raises(InvalidArgumentError, match=f"{name}: expected"):
+        dataclasses.replace(record, **{name: bad})
+
+
+def test_types_of_numbers_do_not_change_the_digest():
+    plain = Profile((Parameter("one", 5, 1.0, payload_bytes=((0.5, 3.0),)),), 2.0, hosts=2)
+    other = Profile(
+        (Parameter("one", np.int64(5), 1, payload_bytes=[[np.float32(0.5), 3]]),),  # type: ignore[arg-type]
+        np.float32(2),  # type: ignore[arg-type]
+        hosts=np.int32(2),  # type: ignore[arg-type]
+    )
+    assert plain == other and plain.digest() == other.digest()
+
+
+def test_a_link_needs_a_rate():
+    for rate in (0, -1e9, math.nan, math.inf):
+        with pytest.raises(InvalidArgumentError, match="link slow rate: expected bits per second"):
+            Link.of_rate("slow", rate)
+
+
 def test_the_slowest_rank_counts():
     last, first = PROFILE.parameters
     other = dataclasses.replace(
@@ -237,6 +272,7 @@ def test_layer_times_load_as_a_profile(tmp_path):
         ("name,elements,backward_seconds\nw,many,1\n", "w elements: expected an integer of 1 to 2.53, got 'many'"),
         ("name,elements,backward_seconds\nw,3,-1\n", "w backward_seconds: expected a finite number of at least 0, got -1"),
         ("name,elements,backward_seconds\nw,3\n", "backward_seconds"),
+        ("name,elements,backward_seconds,elements\nw,3,1,4\n", "unique columns, got elements more than once"),
         ("name,elements,backward_seconds\nw,3,1,9\n", "also columns without a name"),
         ('{"name": 3}', "a list of objects"),
         ("[1,", "expected JSON"),
