@@ -1,5 +1,7 @@
 """Test custom stages: attributes of all kinds, decoded values, and classes defined again."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -104,3 +106,18 @@ def test_a_class_that_is_defined_again(register):
 def test_an_instance_in_place_of_a_class():
     with pytest.raises(dr.InvalidArgumentError, match="register: expected an IndexCodec or"):
         dr.register(dr.RawValue())
+
+
+@pytest.mark.parametrize("as_dataclass", [False, True])
+def test_settings_that_ranks_would_not_compare(as_dataclass):
+    with pytest.raises(dr.InvalidArgumentError, match=r"Own: expected a class without __slots__"):
+        if as_dataclass:
+
+            @dataclasses.dataclass(slots=True)
+            class Own(dr.Sparsifier):
+                share: float
+
+        else:
+
+            class Own(dr.Sparsifier):
+                __slots__ = ("share",)

@@ -137,6 +137,23 @@ def test_an_empty_tensor_has_an_empty_memory(memory):
     assert dr.decode(payload).shape == (0,)
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_backward_does_not_use_values_that_the_core_has_overwritten(native, monkeypatch):
+    if not native:
+        monkeypatch.setattr(deepreduce_hvd.torch.ops, "WHY_NO_OPERATORS", "none")
+    codec = dr.Codec(dr.TopK(0.1))
+    weight, written = torch.ones(50, requires_grad=True), torch.ones(50)
+
+    def add():
+        dr.decode_sum([codec.encode(torch.ones(50))], written)
+
+    for change in (add, lambda: codec.encode(torch.ones(50), residual=written)):
+        product = (weight * written).sum()  # saves what is written next
+        change()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+
+
 def test_operators_trace():
     """With the fake kernels, a graph is captured although the size of the payload is unknown."""
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.settings import expect_unset
 
 #: The state arrays of a memory, (d,) float32 each.
@@ -58,6 +59,15 @@ class Stage:
         parameters = [float(value) for value in self.parameters(step)]
         assert self.stage_id is not None
         return [float(self.stage_id), *parameters, *[0.0] * (4 - len(parameters))]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        slots = cls.__dict__.get("__slots__")  # not in vars(), so ranks would not compare them
+        if slots:
+            raise InvalidArgumentError(
+                f"{cls.__name__}: expected a class without __slots__, because stages are equal if"
+                f" their attributes in __dict__ are, got {slots!r}"
+            )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if is_built_in(self):

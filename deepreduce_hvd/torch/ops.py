@@ -184,6 +184,7 @@ class _Torch:
         _expect_apart(gradient=gradient, **dict(zip(memory.state, state)))
         for name, part in zip(memory.state, state):
             expect_finite(name, bool(torch.isfinite(part).all()))
+        _note_change(*state)
         if on_device(gradient) and codec.is_native(memory):
             return encode_flat(
                 codec, memory, gradient.detach().contiguous(), state, None, seed, step, tensor, rank
@@ -218,6 +219,7 @@ class _Torch:
             )
         for payload in payloads:
             _expect_bytes(payload)
+        _note_change(out)
         if on_device(out) and neutral.all_native(
             [payload[: container.HEADER.size].cpu().numpy() for payload in payloads]
         ):
@@ -254,6 +256,15 @@ def _expect_apart(**tensors):
                     f"{name}: expected separate memory, got memory shared with {other}"
                 )
         spans[name] = tensor.device, start, start + size
+
+
+def _note_change(*tensors):
+    """Tell autograd that the core writes to tensors.
+
+    Backward then refuses to use the old values of one that it has saved.
+    """
+    for tensor in tensors:
+        torch.autograd.graph.increment_version(tensor)
 
 
 def _describe(value):
