@@ -1,9 +1,10 @@
 """Find gradients with which an optimizer steps although they were not exchanged.
 
-Horovod registers its hooks when ``hvd.DistributedOptimizer`` is created, for the parameters that
-are trained then. A layer that is trained only later has no hook. Neither does Horovod wait for
-gradients that a closure makes within ``step()``. Each rank then updates the parameters with its own
-gradients, and the models of the ranks differ from there on.
+Horovod and DDP exchange gradients of the parameters that were trained when they were called. A
+layer that is trained only later is left out. Neither does Horovod wait for gradients that a closure
+makes within ``step()``, nor does DDP exchange those of passes that bypass the DDP model. Each rank
+then updates the parameters with its own gradients, and the models of the ranks differ from there
+on.
 """
 
 import warnings
@@ -11,21 +12,38 @@ import warnings
 from deepreduce_hvd.planning.policies import some_of
 from deepreduce_hvd.torch.step_listener import StepListener
 
+#: What to do, after the message of :func:`_text`.
+HOROVOD_ADVICE = (
+    "Horovod exchanges gradients of parameters that are trained when hvd.DistributedOptimizer is"
+    " created, and that are made before step(). So freeze layers after that, create the optimizer"
+    " again for new parameters, and do not give step() a closure (docs/tutorial-torch.md)"
+)
+DDP_ADVICE = (
+    "DDP exchanges gradients of parameters that are trained when DistributedDataParallel is called,"
+    " in backward passes outside of no_sync() whose forward pass called the DDP model. So freeze"
+    " layers after that, and call the DDP model itself (docs/tutorial-ddp.md)"
+)
+
 
 class Unexchanged(StepListener):
     """Warns once about such gradients, after a step of an optimizer.
 
     Args:
-        steps: the :class:`~deepreduce_hvd.torch.optimizer_steps.OptimizerSteps` of a compressor.
-        parameters: its :class:`~deepreduce_hvd.torch.parameters.Parameters`, which from now on
-            note what was not exchanged.
-        transport: its transport.
+        parameters: the :class:`~deepreduce_hvd.torch.parameters.Parameters`, which from now on note
+            what was not exchanged.
+        transport: the transport of the adapter.
+        advice: what a program must do, for the warning.
+        steps: the :class:`~deepreduce_hvd.torch.optimizer_steps.OptimizerSteps`, which know
+            Horovod's optimizers. Without them, all optimizers count.
+        may_stay: function of a slot that returns whether its gradients may stay unexchanged.
     """
 
-    def __init__(self, steps, parameters, transport):
+    def __init__(self, parameters, transport, advice, steps=None, may_stay=lambda slot: False):
         super().__init__()
-        self._steps = steps
         self._transport = transport
+        self._advice = advice
+        self._steps = steps
+        self._may_stay = may_stay
         self._made = parameters.unexchanged = {}
         self._has_warned = False
 
@@ -35,24 +53,27 @@ class Unexchanged(StepListener):
 
     def end_step(self, optimizer):
         """Look at the gradients with which an optimizer has stepped."""
-        step = self._steps.last_of(optimizer)  # None for an optimizer that is not Horovod's
-        if step is None or self._has_warned or self._transport.size == 1:
+        if self._has_warned or self._transport.size == 1:
             return
-        names = self._names(optimizer, step)
+        names = self._names(optimizer)
         if names:
             self._has_warned = True
-            warnings.warn(f"deepreduce_hvd: {_text(names)}", stacklevel=4)
+            warnings.warn(f"deepreduce_hvd: {_text(names)}. {self._advice}", stacklevel=4)
 
-    def _names(self, optimizer, step):
+    def _names(self, optimizer):
         """Return the names of the parameters whose gradients were made, but not exchanged.
 
         Sparse gradients do not count: Horovod reduces them without the compressor.
         """
-        if not step.complete:  # nobody has waited for its results
-            return [slot.name for slot in step.slots]
+        if self._steps is not None:
+            step = self._steps.last_of(optimizer)
+            if step is None:  # not Horovod's
+                return []
+            if not step.complete:  # nobody has waited for its results
+                return [slot.name for slot in step.slots]
         if not self._made:  # as in almost all steps
             return []
-        names = {id(slot.parameter): slot.name for slot in self._made}
+        names = {id(slot.parameter): slot.name for slot in self._made if not self._may_stay(slot)}
         owned = (one for group in optimizer.param_groups for one in group["params"])
         return [names[id(one)] for one in owned if id(one) in names and _is_dense(one.grad)]
 
@@ -64,8 +85,5 @@ def _is_dense(gradient):
 def _text(names):
     return (
         f"the optimizer has used a gradient of {some_of(names)} that was not exchanged, so from now"
-        " on the models of the ranks differ. Horovod exchanges gradients of parameters that are"
-        " trained when hvd.DistributedOptimizer is created, and that are made before step(). So"
-        " freeze layers after that, create the optimizer again for new parameters, and do not give"
-        " step() a closure (docs/tutorial-torch.md)"
+        " on the models of the ranks differ"
     )

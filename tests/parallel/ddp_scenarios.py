@@ -8,6 +8,7 @@ import warnings
 
 import ddp_changes
 import ddp_loss_scale
+import ddp_misuse
 import ddp_one_rank
 import ddp_random
 import ddp_registration
@@ -355,7 +356,7 @@ def scenario_many_random_programs(directory):
 if __name__ == "__main__":
     parts = (
         ddp_states, ddp_schedule, ddp_uncompressed, ddp_one_rank, ddp_registration, ddp_changes,
-        ddp_loss_scale, ddp_unused,
+        ddp_loss_scale, ddp_misuse, ddp_unused,
     )  # fmt: skip
     main({**globals(), **{name: one for part in parts for name, one in vars(part).items()}})
     sys.exit()

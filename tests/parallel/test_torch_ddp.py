@@ -17,6 +17,7 @@ reports, test_scenario = scenario_tests(
     "ddp_changes.py",
     "ddp_loss_scale.py",
     "ddp_unused.py",
+    "ddp_misuse.py",
     run=torchrun,
     slow_scenarios=("many_random_programs", "auto_with_steps_that_are_regularly_longer"),
     on_every_number=("members_of_other_groups", "all_ranks_get_the_whole_error_of_one"),

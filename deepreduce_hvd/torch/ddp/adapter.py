@@ -19,6 +19,7 @@ from deepreduce_hvd.torch.ddp.layouts import Layouts, in_layout_of
 from deepreduce_hvd.torch.ddp.mirrors import Mirrors, expect_no_capture
 from deepreduce_hvd.torch.ddp.transport import DistributedTransport, ranks_and_timeout
 from deepreduce_hvd.torch.parameters import Parameters
+from deepreduce_hvd.torch.unexchanged import DDP_ADVICE, Unexchanged
 
 
 def register(compressor, model):
@@ -147,6 +148,12 @@ class DdpAdapter(DistributedAdapter):
         self._model = weakref.ref(model)
         self._has_nccl = has_nccl(model.process_group)
         self._parameters = Parameters(slots)
+        # the others are those that the program has told DDP to ignore, or of other models
+        in_model = {id(parameter) for parameter in model._module_parameters}
+        self._unexchanged = Unexchanged(
+            self._parameters, transport, DDP_ADVICE,
+            may_stay=lambda slot: id(slot.parameter) not in in_model,
+        )  # fmt: skip
         self._layouts = Layouts(slots.values())
         self._mirrors = Mirrors()  # of buckets on GPUs that are encoded on the host
         self._streams = {}  # GPU -> DeviceStreams, for buckets that are encoded there
@@ -239,6 +246,8 @@ class DdpAdapter(DistributedAdapter):
             )
         parameters, gradients = bucket.parameters(), bucket.gradients()
         slots = [self._parameters.get(parameter) for parameter in parameters]
+        for slot in slots:
+            self._unexchanged.exchanged(slot)
         if _in_backward():
             self._layouts.expect_known(slots, gradients)
             for slot in () if self.alone else slots:
