@@ -1,10 +1,13 @@
 """Test that every public function reads its arrays correctly, or refuses them by name."""
 
+import mmap
+
 import numpy as np
 import pytest
 from codecs_table import gradient
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.arrays import zeros_on_huge_pages
 from deepreduce_hvd.numpy_backend import encode_numpy, encode_sparse_numpy, select_numpy
 from deepreduce_hvd.stages.base import Memory
 
@@ -352,3 +355,41 @@ class TestTorch:
         kept = torch.zeros(D, requires_grad=True)
         CODEC.encode(torch.from_numpy(values()), kept, memory=memory)
         assert kept.detach().any()
+
+
+@pytest.mark.parametrize("d", [0, 1, 1000, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3_000_001])
+def test_zeros_on_huge_pages(d):
+    zeros = zeros_on_huge_pages(d)
+    assert zeros.shape == (d,) and zeros.dtype == np.float32 and not zeros.any()
+    assert zeros.flags.writeable and zeros.flags.c_contiguous
+    zeros[:] = np.arange(d)
+    part = zeros[d // 2 :]
+    del zeros  # the memory stays while a part of it is used
+    assert np.array_equal(part, np.arange(d // 2, d, dtype=np.float32))
+
+
+def test_zeros_without_huge_pages(monkeypatch):
+    class NoPages(mmap.mmap):
+        def madvise(self, advice):
+            raise OSError("no such advice")
+
+    monkeypatch.setattr("deepreduce_hvd.arrays.mmap.mmap", NoPages)
+    assert not zeros_on_huge_pages(1 << 21).any()
+
+
+def test_residuals_take_memory_only_when_they_are_written():
+    before = _resident()
+    zeros = zeros_on_huge_pages(50 << 20)
+    assert _resident() - before < 10 << 20
+    zeros[: 1 << 20] = 1
+    assert _resident() - before < 20 << 20
+    zeros[:] = 1
+    assert _resident() - before > 150 << 20
+    del zeros
+    assert _resident() - before < 20 << 20
+
+
+def _resident():
+    """Return the bytes of memory of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from deepreduce_hvd import statistics
+from deepreduce_hvd.arrays import zeros_on_huge_pages
 from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost
 from deepreduce_hvd.torch.with_residual import add_residual
@@ -298,5 +299,5 @@ def _is_used(part):
 def _zeros(d, device):
     """Return (d,) float32 zeros; on the host, pages are allocated at the first write."""
     if torch.device(device).type == "cpu":
-        return torch.from_numpy(np.zeros(d, dtype=np.float32))
+        return torch.from_numpy(zeros_on_huge_pages(d))
     return torch.zeros(d, dtype=torch.float32, device=device)

@@ -6,6 +6,7 @@
 #include "container/encode.h"
 #include "container/order.h"
 #include "container/payload.h"
+#include "support/prefetch.h"
 
 namespace deepreduce {
 namespace {
@@ -84,9 +85,8 @@ void decode_sum(Context& context, const uint8_t* data, uint64_t size, float* out
     caller_largest.take(largest.magnitude());
     return;
   }
-  constexpr uint32_t kAhead = 32;  // the scatter has a cache miss at almost every element
   for (uint32_t i = 0; i < sent.count; ++i) {
-    if (i + kAhead < sent.count) __builtin_prefetch(out + sent.indices[i + kAhead], 1);
+    prefetch_ahead(out, sent.indices, i, sent.count);
     largest.take(out[sent.indices[i]] += scale * sent.values[i]);
   }
   caller_largest.take(largest.magnitude());

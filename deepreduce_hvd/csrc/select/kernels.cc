@@ -1,5 +1,7 @@
 #include "select/kernels.h"
 
+#include <cfloat>
+
 #include "select/element.h"
 #include "support/simd.h"
 
@@ -19,24 +21,37 @@ DR_INLINE int32_t signed_limit(uint32_t limit) {
 
 // The loops, written once; the compiler makes the vector code of each level from them.
 
-DR_INLINE bool finite_float_loop(const uint32_t* numbers, uint32_t n) {
-  uint32_t bad = 0;
-  for (uint32_t i = 0; i < n; ++i) bad |= (numbers[i] & 0x7F800000u) == 0x7F800000u;
+// Whether no element is bad. Reads several parts in turn, because memory delivers several streams
+// faster than one.
+template <class Number, class IsBad>
+DR_INLINE bool none_loop(const Number* numbers, uint32_t n, IsBad is_bad) {
+  using Bits = decltype(is_bad(*numbers));
+  constexpr uint32_t kParts = 8;
+  const uint32_t part = n / kParts;
+  Bits bad = 0;
+  for (uint32_t i = 0; i < part; ++i)
+    for (uint32_t j = 0; j < kParts; ++j) bad |= is_bad(numbers[j * part + i]);
+  for (uint32_t i = kParts * part; i < n; ++i) bad |= is_bad(numbers[i]);
   return bad == 0;
+}
+
+DR_INLINE bool finite_float_loop(const uint32_t* numbers, uint32_t n) {
+  return none_loop(numbers, n, [](uint32_t number) __attribute__((always_inline)) {
+    return static_cast<uint32_t>((number & 0x7F800000u) == 0x7F800000u);
+  });
 }
 
 DR_INLINE bool finite_half_loop(const uint16_t* numbers, uint32_t n, uint16_t exponent) {
-  uint16_t bad = 0;
-  for (uint32_t i = 0; i < n; ++i)
-    bad |= static_cast<uint16_t>((numbers[i] & exponent) == exponent);
-  return bad == 0;
+  return none_loop(numbers, n, [=](uint16_t number) __attribute__((always_inline)) {
+    return static_cast<uint16_t>((number & exponent) == exponent);
+  });
 }
 
 DR_INLINE bool finite_double_loop(const double* numbers, uint32_t n) {
-  uint32_t bad = 0;
-  for (uint32_t i = 0; i < n; ++i)
-    bad |= (float_bits(static_cast<float>(numbers[i])) & 0x7F800000u) == 0x7F800000u;
-  return bad == 0;
+  return none_loop(numbers, n, [](double number) __attribute__((always_inline)) {
+    return static_cast<uint32_t>((float_bits(static_cast<float>(number)) & 0x7F800000u) ==
+                                 0x7F800000u);
+  });
 }
 
 // Finite numbers only. Equal to float16_to_float, but without branches.
@@ -115,6 +130,12 @@ uint32_t collect_scalar(const float* values, uint32_t n, uint32_t base, uint32_t
   return collect_loop(values, i, n, base, least, indices, kept, count);
 }
 
+uint32_t add_collect_scalar(float* sum, const float* addend, uint32_t n, uint32_t base,
+                            uint32_t limit, uint32_t* indices, float* kept) {
+  add_loop(sum, addend, n);
+  return collect_scalar(sum, n, base, limit, indices, kept);
+}
+
 // One SIMD level: the loops above compiled for TARGET, and that level's own `collect`.
 #define DR_SELECT_LEVEL(LEVEL, TARGET)                                                           \
   struct LEVEL {                                                                                 \
@@ -152,7 +173,8 @@ uint32_t collect_scalar(const float* values, uint32_t n, uint32_t base, uint32_t
   constexpr SelectKernels LEVEL##_kernels = {                                                    \
       LEVEL::finite_float,  LEVEL::finite_half, LEVEL::finite_double, LEVEL::from_float16,       \
       LEVEL::from_bfloat16, LEVEL::from_double, LEVEL::add,           LEVEL::add_momentum,       \
-      LEVEL::subtract,      collect_##LEVEL,    LEVEL::count,         LEVEL::largest}
+      LEVEL::subtract,      collect_##LEVEL,    add_collect_##LEVEL,  LEVEL::count,              \
+      LEVEL::largest}
 
 DR_SELECT_LEVEL(scalar, );
 
@@ -176,41 +198,94 @@ DR_INLINE uint32_t append_set(uint64_t set, const float* values, uint32_t base, 
   return end;
 }
 
+// Returns a set of 64 bits: bit i is 1 if the magnitude of values[i] is at least `least`. Before
+// that, it adds the addend to the values if `adds`.
+template <bool adds>
+DR_AVX2 DR_INLINE uint64_t set_avx2(float* values, const float* addend, int32_t least) {
+  const __m256i below = _mm256_set1_epi32(least - 1),
+                magnitude_mask = _mm256_set1_epi32(0x7FFFFFFF);
+  const __m256 lowest_sum = _mm256_set1_ps(-FLT_MAX), highest_sum = _mm256_set1_ps(FLT_MAX);
+  uint64_t set = 0;
+  for (uint32_t j = 0; j < 64; j += 8) {
+    __m256 value = _mm256_loadu_ps(values + j);
+    if (adds) {  // as next_sum, also for NaN: these instructions return their second argument then
+      value = _mm256_add_ps(value, _mm256_loadu_ps(addend + j));
+      value = _mm256_min_ps(highest_sum, _mm256_max_ps(lowest_sum, value));
+      _mm256_storeu_ps(values + j, value);
+    }
+    const __m256i bits = _mm256_and_si256(_mm256_castps_si256(value), magnitude_mask);
+    const int mask = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(bits, below)));
+    set |= static_cast<uint64_t>(mask) << j;
+  }
+  return set;
+}
+
 DR_AVX2 uint32_t collect_avx2(const float* values, uint32_t n, uint32_t base, uint32_t limit,
                               uint32_t* indices, float* kept) {
   const int32_t least = signed_limit(limit);
-  const __m256i below = _mm256_set1_epi32(least - 1),
-                magnitude_mask = _mm256_set1_epi32(0x7FFFFFFF);
   uint32_t count = 0, i = 0;
   for (; i + 64 <= n; i += 64) {
-    uint64_t set = 0;
-    for (uint32_t j = 0; j < 64; j += 8) {
-      const __m256i bits = _mm256_and_si256(
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + i + j)), magnitude_mask);
-      const int mask = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(bits, below)));
-      set |= static_cast<uint64_t>(mask) << j;
-    }
+    const uint64_t set = set_avx2<false>(const_cast<float*>(values + i), nullptr, least);
     count = append_set(set, values + i, base + i, indices, kept, count);
   }
   return collect_loop(values, i, n, base, least, indices, kept, count);
 }
 
-// Does not use compress instructions: at usual densities, a store for every 16 elements takes
-// longer than tests of 64 bits.
+DR_AVX2 uint32_t add_collect_avx2(float* sum, const float* addend, uint32_t n, uint32_t base,
+                                  uint32_t limit, uint32_t* indices, float* kept) {
+  const int32_t least = signed_limit(limit);
+  uint32_t count = 0, i = 0;
+  for (; i + 64 <= n; i += 64) {
+    const uint64_t set = set_avx2<true>(sum + i, addend + i, least);
+    count = append_set(set, sum + i, base + i, indices, kept, count);
+  }
+  add_loop(sum + i, addend + i, n - i);
+  return collect_loop(sum, i, n, base, least, indices, kept, count);
+}
+
+// As set_avx2. Does not use compress instructions: at usual densities, a store for every 16
+// elements takes longer than tests of 64 bits.
+template <bool adds>
+DR_AVX512 DR_INLINE uint64_t set_avx512(float* values, const float* addend, int32_t least) {
+  const __m512i lowest = _mm512_set1_epi32(least), magnitude_mask = _mm512_set1_epi32(0x7FFFFFFF);
+  const __m512 lowest_sum = _mm512_set1_ps(-FLT_MAX), highest_sum = _mm512_set1_ps(FLT_MAX);
+  uint64_t set = 0;
+  for (uint32_t j = 0; j < 64; j += 16) {
+    __m512 value = _mm512_loadu_ps(values + j);
+    if (adds) {  // as next_sum, also for NaN: these instructions return their second argument then
+      value = _mm512_add_ps(value, _mm512_loadu_ps(addend + j));
+      // all lanes; GCC 12 warns of uninitialized lanes in the forms without a mask
+      value = _mm512_maskz_max_ps(0xFFFF, lowest_sum, value);
+      value = _mm512_maskz_min_ps(0xFFFF, highest_sum, value);
+      _mm512_storeu_ps(values + j, value);
+    }
+    const __m512i bits = _mm512_and_si512(_mm512_castps_si512(value), magnitude_mask);
+    set |= static_cast<uint64_t>(_mm512_cmpge_epi32_mask(bits, lowest)) << j;
+  }
+  return set;
+}
+
 DR_AVX512 uint32_t collect_avx512(const float* values, uint32_t n, uint32_t base, uint32_t limit,
                                   uint32_t* indices, float* kept) {
   const int32_t least = signed_limit(limit);
-  const __m512i lowest = _mm512_set1_epi32(least), magnitude_mask = _mm512_set1_epi32(0x7FFFFFFF);
   uint32_t count = 0, i = 0;
   for (; i + 64 <= n; i += 64) {
-    uint64_t set = 0;
-    for (uint32_t j = 0; j < 64; j += 16) {
-      const __m512i bits = _mm512_and_si512(_mm512_loadu_si512(values + i + j), magnitude_mask);
-      set |= static_cast<uint64_t>(_mm512_cmpge_epi32_mask(bits, lowest)) << j;
-    }
+    const uint64_t set = set_avx512<false>(const_cast<float*>(values + i), nullptr, least);
     count = append_set(set, values + i, base + i, indices, kept, count);
   }
   return collect_loop(values, i, n, base, least, indices, kept, count);
+}
+
+DR_AVX512 uint32_t add_collect_avx512(float* sum, const float* addend, uint32_t n, uint32_t base,
+                                      uint32_t limit, uint32_t* indices, float* kept) {
+  const int32_t least = signed_limit(limit);
+  uint32_t count = 0, i = 0;
+  for (; i + 64 <= n; i += 64) {
+    const uint64_t set = set_avx512<true>(sum + i, addend + i, least);
+    count = append_set(set, sum + i, base + i, indices, kept, count);
+  }
+  add_loop(sum + i, addend + i, n - i);
+  return collect_loop(sum, i, n, base, least, indices, kept, count);
 }
 
 DR_SELECT_LEVEL(avx2, DR_AVX2);

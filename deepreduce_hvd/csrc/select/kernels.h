@@ -9,7 +9,7 @@ namespace deepreduce {
 // Elements per block of a pass. A block of gradient, state and intermediate results fits in the
 // level-1 cache.
 constexpr uint32_t kSelectBlock = 2048;
-// `collect` may write this many entries past the last valid one.
+// `collect` and `add_collect` may write this many entries past the last valid one.
 constexpr uint32_t kCollectSlack = 16;
 
 // "bits" below: the bits of a float without its sign; as integers they have the order of
@@ -33,6 +33,9 @@ struct SelectKernels {
   // number.
   uint32_t (*collect)(const float* values, uint32_t n, uint32_t base, uint32_t limit,
                       uint32_t* indices, float* kept);
+  // `add`, and `collect` of the sum, in one pass.
+  uint32_t (*add_collect)(float* sum, const float* addend, uint32_t n, uint32_t base,
+                          uint32_t limit, uint32_t* indices, float* kept);
   uint32_t (*count)(const float* values, uint32_t n, uint32_t limit);
   uint32_t (*largest)(const float* values, uint32_t n);
 };

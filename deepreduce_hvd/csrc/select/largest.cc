@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "support/half.h"
+#include "support/prefetch.h"
 #include "support/random.h"
 
 namespace deepreduce {
@@ -16,8 +17,7 @@ constexpr uint64_t kSamples = 1u << 16, kSamplesToCheck = 1u << 13, kElementsASa
 constexpr unsigned kDigitBits = 11;
 // two histograms, used alternately: in a single one, each of a run of equal magnitudes would wait
 // for the increment before it
-constexpr uint32_t kPlaces = (1u << kDigitBits) + 1;
-static_assert(kHistogramSize == 2 * kPlaces, "scratch memory of find_kth");
+constexpr uint32_t kPlaces = 1u << kDigitBits;
 constexpr uint32_t kSpareCandidates = 1u << 14;
 constexpr uint32_t kSmallestNonZero = 1;
 // thresholds rarely fall by more from one step to the next
@@ -27,31 +27,45 @@ uint32_t magnitude(float value) { return float_bits(value) & 0x7FFFFFFFu; }
 
 }  // namespace
 
+KthScratch::KthScratch(Arena& arena, uint64_t most)
+    : histogram(arena.array<uint32_t>(2 * kPlaces)), rest(arena.array<uint32_t>(most)) {}
+
 Kth find_kth(const SelectKernels& kernels, const float* values, uint32_t count, uint32_t k,
-             uint32_t low, uint32_t* histogram) {
+             uint32_t low, const KthScratch& scratch) {
   if (count < k || k == 0) return {0, 0};
   // the range of the k-th magnitude, [low, low + 2^width), is divided into 2^kDigitBits parts until
   // it is one number
   const uint32_t range = kernels.largest(values, count) - low;
   unsigned width = 0;
   while ((uint64_t{1} << width) <= range) ++width;
-  uint32_t rest = k;
-  while (width > 0) {
+  uint32_t* histogram = scratch.histogram;
+  uint32_t rank = k;  // of the k-th magnitude within the range, counted from the largest
+  // Narrows the range among n magnitudes; returns how many of them are in it, now in scratch.rest.
+  const auto narrow = [&](auto magnitude_at, uint32_t n) {
     const unsigned shift = width > kDigitBits ? width - kDigitBits : 0;
-    std::fill(histogram, histogram + kHistogramSize, 0u);
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t offset = magnitude(values[i]) - low;
-      // all above the range count in the last place, by a minimum instead of a branch
-      ++histogram[i % 2 * kPlaces + std::min(offset >> shift, kPlaces - 1)];
-    }
+    std::fill(histogram, histogram + 2 * kPlaces, 0u);
+    for (uint32_t i = 0; i < n; ++i)
+      ++histogram[i % 2 * kPlaces + ((magnitude_at(i) - low) >> shift)];
     for (uint32_t place = 0; place < kPlaces; ++place)
       histogram[place] += histogram[kPlaces + place];
     uint32_t digit = (1u << (width - shift)) - 1;
-    for (; histogram[digit] < rest; --digit) rest -= histogram[digit];
+    for (; histogram[digit] < rank; --digit) rank -= histogram[digit];
     low += digit << shift;
     width = shift;
+    uint32_t inside = 0;
+    // always writes, but advances only for those in the range: no branch to mispredict
+    for (uint32_t i = 0; width > 0 && i < n; ++i) {
+      const uint32_t one = magnitude_at(i);
+      scratch.rest[inside] = one;
+      inside += (one - low) >> width == 0;
+    }
+    return inside;
+  };
+  if (width > 0) {
+    uint32_t rest = narrow([=](uint32_t i) { return magnitude(values[i]); }, count);
+    while (width > 0) rest = narrow([&](uint32_t i) { return scratch.rest[i]; }, rest);
   }
-  return {low, rest};
+  return {low, rank};
 }
 
 namespace {
@@ -62,7 +76,7 @@ class Candidates {
       : k_(k),
         capacity_(capacity),
         kernels_(kernels),
-        histogram_(arena.array<uint32_t>(kHistogramSize)),
+        scratch_(arena, uint64_t{capacity} + kSelectBlock),
         indices_(arena.array<uint32_t>(uint64_t{capacity} + kSelectBlock + kCollectSlack)),
         values_(arena.array<float>(uint64_t{capacity} + kSelectBlock + kCollectSlack)) {}
 
@@ -70,8 +84,10 @@ class Candidates {
     limit_ = lowest_ = limit;
     count_ = 0;
   }
-  void collect(const float* values, uint32_t n, uint32_t start) {
-    count_ += kernels_.collect(values, n, start, limit_, indices_ + count_, values_ + count_);
+  // Appends what collect(limit, indices, values) collects from the next block.
+  template <class Collect>
+  void append(Collect collect) {
+    count_ += collect(limit_, indices_ + count_, values_ + count_);
     if (count_ > capacity_) {
       lowest_ = keep_largest();
       limit_ = lowest_ + 1;  // at ties, earlier elements win
@@ -81,7 +97,7 @@ class Candidates {
   bool enough() const { return count_ >= k_ || limit_ <= kSmallestNonZero; }
   // Drops all but the k largest; returns the k-th magnitude, 0 if there are fewer than k.
   uint32_t keep_largest() {
-    const Kth kth = find_kth(kernels_, values_, count_, k_, lowest_, histogram_);
+    const Kth kth = find_kth(kernels_, values_, count_, k_, lowest_, scratch_);
     uint32_t kept = 0, ties = kth.ties;
     // always writes, but advances only for elements that stay: no branch to mispredict
     for (uint32_t i = 0; i < count_; ++i) {
@@ -100,7 +116,7 @@ class Candidates {
  private:
   const uint32_t k_, capacity_;
   const SelectKernels& kernels_;
-  uint32_t* histogram_;
+  const KthScratch scratch_;
   uint32_t* indices_;
   float* values_;
   // lowest: no candidate is below it
@@ -119,8 +135,12 @@ Limits sampled_limits(const Sum& sum, uint32_t k, uint64_t most, uint32_t* sampl
   // one random element of each of `count` parts; a fixed stride could miss periodic patterns
   for (uint64_t j = 0; j < count; ++j) {
     const uint64_t from = j * sum.d / count, to = (j + 1) * sum.d / count;
-    sample[j] = magnitude(sum.preview(
-        from + random_below(0, static_cast<uint32_t>(j), static_cast<uint32_t>(to - from))));
+    sample[j] = static_cast<uint32_t>(
+        from + random_below(0, static_cast<uint32_t>(j), static_cast<uint32_t>(to - from)));
+  }
+  for (uint64_t j = 0; j < count; ++j) {
+    if (j + kPrefetchAhead < count) sum.prefetch_preview(sample[j + kPrefetchAhead]);
+    sample[j] = magnitude(sum.preview(sample[j]));
   }
   const double expected =
       static_cast<double>(k) * static_cast<double>(count) / static_cast<double>(sum.d);
@@ -148,13 +168,13 @@ Selection select_largest(Context& context, Sum& sum, uint32_t k, float& threshol
   const uint32_t remembered = known ? magnitude(threshold * kBelowRemembered) : 0;
   candidates.start(remembered >= limits.enough && remembered <= limits.too_few ? remembered
                                                                                : limits.enough);
-  sum.accumulate([&](const float* values, uint32_t n, uint32_t start) {
-    candidates.collect(values, n, start);
-  });
+  sum.accumulate_collecting([&](const auto& collect) { candidates.append(collect); });
   if (!candidates.enough()) {
     candidates.start(kSmallestNonZero);
     sum.read([&](const float* values, uint32_t n, uint32_t start) {
-      candidates.collect(values, n, start);
+      candidates.append([&](uint32_t limit, uint32_t* indices, float* kept) {
+        return sum.kernels.collect(values, n, start, limit, indices, kept);
+      });
     });
   }
   threshold = bits_float(std::max(candidates.keep_largest(), kSmallestNonZero));

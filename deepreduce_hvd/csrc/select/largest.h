@@ -11,11 +11,18 @@ struct Kth {
   uint32_t ties;  // number of elements with that magnitude among the k
 };
 
-// Finds the k-th of `count` magnitudes, all of which are >= `low`. `histogram` is scratch memory of
-// kHistogramSize numbers.
-constexpr uint32_t kHistogramSize = 2 * 2049;
+// Scratch memory of find_kth.
+struct KthScratch {
+  KthScratch(Arena& arena, uint64_t most);
+
+  uint32_t* histogram;
+  uint32_t* rest;
+};
+
+// Finds the k-th of `count` magnitudes, all of which are >= `low`. The scratch memory is for at
+// least `count`.
 Kth find_kth(const SelectKernels& kernels, const float* values, uint32_t count, uint32_t k,
-             uint32_t low, uint32_t* histogram);
+             uint32_t low, const KthScratch& scratch);
 
 // Accumulates, and selects the k largest by (|value|, smaller index first), without zeros. In:
 // `threshold` is any guess of the k-th magnitude, which only sets where the search starts. Out: the

@@ -8,12 +8,11 @@
 #include "select/random.h"
 #include "select/sum.h"
 #include "support/half.h"
+#include "support/prefetch.h"
 #include "support/random.h"
 
 namespace deepreduce {
 namespace {
-
-constexpr uint32_t kPrefetchAhead = 32;
 
 Selection select_all(Arena& arena, Sum& sum) {
   sum.accumulate();
@@ -184,8 +183,7 @@ void remember_rest(Context& context, const dr_codec& codec, dr_encoding& encodin
     return;
   }
   for (uint32_t j = 0; j < sent.count; ++j) {
-    if (j + kPrefetchAhead < sent.count)
-      __builtin_prefetch(residual + sent.indices[j + kPrefetchAhead], 1);
+    prefetch_ahead(residual, sent.indices, j, sent.count);
     const uint32_t i = sent.indices[j];
     residual[i] = without(residual[i], weight, sent.values[j]);
     if (velocity != nullptr) velocity[i] = 0.0f;

@@ -3,20 +3,17 @@
 #include "select/element.h"
 #include "select/largest.h"
 #include "select/select.h"
+#include "support/prefetch.h"
 
 namespace deepreduce {
 namespace {
-
-// the scatter has a cache miss at almost every element
-constexpr uint64_t kPrefetchAhead = 32;
 
 // Calls work(place in `array`, value) for each element.
 template <class Work>
 void scatter(const uint32_t* indices, const float* values, uint64_t count, uint64_t start,
              float* array, Work work) {
   for (uint64_t i = 0; i < count; ++i) {
-    if (i + kPrefetchAhead < count)
-      __builtin_prefetch(array + (indices[i + kPrefetchAhead] - start), 1);
+    prefetch_ahead(array, indices, i, count, start);
     work(array[indices[i] - start], values[i]);
   }
 }
@@ -30,8 +27,8 @@ void keep_largest(Context& context, const uint32_t* indices, const float* values
     std::memcpy(new_values, values, uint64_t{4} * count);
     return;
   }
-  const Kth kth = find_kth(select_kernels(context.simd), values, count, k, 0,
-                           context.arena.array<uint32_t>(kHistogramSize));
+  const Kth kth =
+      find_kth(select_kernels(context.simd), values, count, k, 0, KthScratch(context.arena, count));
   uint32_t* rest_indices = context.arena.array<uint32_t>(uint64_t{count} - k + 1);
   float* rest_values = context.arena.array<float>(uint64_t{count} - k + 1);
   uint32_t kept = 0, dropped = 0, ties = kth.ties;

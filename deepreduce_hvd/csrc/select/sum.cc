@@ -1,6 +1,7 @@
 #include "select/sum.h"
 
 #include "support/half.h"
+#include "support/prefetch.h"
 
 namespace deepreduce {
 
@@ -15,27 +16,17 @@ Sum::Sum(Context& context, const dr_codec& codec, const dr_encoding& encoding)
 
 bool Sum::finite() const {
   if (encoding_.finite != 0) return true;
-  for (uint64_t start = 0; start < d; start += kSelectBlock) {
-    const uint32_t n = length(start);
-    bool good;
-    switch (encoding_.dtype) {
-      case DR_FLOAT16:
-        good = kernels.finite_half(static_cast<const uint16_t*>(encoding_.gradient) + start, n,
-                                   0x7C00);
-        break;
-      case DR_BFLOAT16:
-        good = kernels.finite_half(static_cast<const uint16_t*>(encoding_.gradient) + start, n,
-                                   0x7F80);
-        break;
-      case DR_FLOAT64:
-        good = kernels.finite_double(static_cast<const double*>(encoding_.gradient) + start, n);
-        break;
-      default:
-        good = kernels.finite_float(static_cast<const uint32_t*>(encoding_.gradient) + start, n);
-    }
-    if (!good) return false;
+  const uint32_t n = static_cast<uint32_t>(d);
+  switch (encoding_.dtype) {
+    case DR_FLOAT16:
+      return kernels.finite_half(static_cast<const uint16_t*>(encoding_.gradient), n, 0x7C00);
+    case DR_BFLOAT16:
+      return kernels.finite_half(static_cast<const uint16_t*>(encoding_.gradient), n, 0x7F80);
+    case DR_FLOAT64:
+      return kernels.finite_double(static_cast<const double*>(encoding_.gradient), n);
+    default:
+      return kernels.finite_float(static_cast<const uint32_t*>(encoding_.gradient), n);
   }
-  return true;
 }
 
 const float* Sum::gradient(uint64_t start, uint32_t n) const {
@@ -76,6 +67,14 @@ float Sum::preview(uint64_t i) const {
          (has_momentum_ ? momentum_ * encoding_.velocity[i] : 0.0f);
 }
 
+void Sum::prefetch_preview(uint64_t i) const {
+  const uint64_t size = encoding_.dtype == DR_FLOAT64 ? 8 : encoding_.dtype == DR_FLOAT32 ? 4 : 2;
+  prefetch(static_cast<const uint8_t*>(encoding_.gradient) + size * i);
+  if (encoding_.residual == nullptr) return;
+  prefetch(encoding_.residual + i);
+  if (has_momentum_) prefetch(encoding_.velocity + i);
+}
+
 const float* Sum::whole() const {
   if (encoding_.residual != nullptr) return encoding_.residual;
   return encoding_.dtype == DR_FLOAT32 ? static_cast<const float*>(encoding_.gradient) : nullptr;
@@ -91,6 +90,15 @@ const float* Sum::add(uint64_t start, uint32_t n) {
     kernels.add(sum, addend, n);
   }
   return sum;
+}
+
+uint32_t Sum::add_collect(uint64_t start, uint32_t n, uint32_t limit, uint32_t* indices,
+                          float* kept) {
+  const uint32_t base = static_cast<uint32_t>(start);
+  if (encoding_.residual == nullptr || has_momentum_)
+    return kernels.collect(add(start, n), n, base, limit, indices, kept);
+  return kernels.add_collect(encoding_.residual + start, gradient(start, n), n, base, limit,
+                             indices, kept);
 }
 
 }  // namespace deepreduce

@@ -26,6 +26,16 @@ class Sum {
       visit(add(start, n), n, static_cast<uint32_t>(start));
     }
   }
+  // Instead of accumulate: calls visit(collect) for every block in order. Each time, visit must
+  // call collect(limit, indices, kept) once, which adds the gradient to the memory, and collects
+  // elements of the sum as SelectKernels::collect does.
+  template <class Visit>
+  void accumulate_collecting(Visit visit) {
+    for (uint64_t start = 0; start < d; start += kSelectBlock)
+      visit([&](uint32_t limit, uint32_t* indices, float* kept) {
+        return add_collect(start, length(start), limit, indices, kept);
+      });
+  }
   void accumulate() {
     if (encoding_.residual != nullptr) accumulate([](const float*, uint32_t, uint32_t) {});
   }
@@ -39,6 +49,8 @@ class Sum {
 
   // Before accumulate: the future value of one element, without saturation.
   float preview(uint64_t i) const;
+  // Prefetches what preview(i) reads.
+  void prefetch_preview(uint64_t i) const;
   // After accumulate: the value of one element.
   float at(uint64_t i) const {
     return encoding_.residual != nullptr ? encoding_.residual[i] : gradient_at(encoding_, i);
@@ -61,6 +73,7 @@ class Sum {
     return encoding_.residual != nullptr ? encoding_.residual + start : gradient(start, n);
   }
   const float* add(uint64_t start, uint32_t n);
+  uint32_t add_collect(uint64_t start, uint32_t n, uint32_t limit, uint32_t* indices, float* kept);
 
   const dr_encoding& encoding_;
   bool has_momentum_;

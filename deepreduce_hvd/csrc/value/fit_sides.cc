@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "support/prefetch.h"
 #include "value/fit_element.h"
 
 namespace deepreduce {
@@ -101,9 +102,8 @@ SortedSides sort_sides(Context& context, const float* values, uint32_t count, ui
 }
 
 void restore_order(const float* sent, const uint32_t* order, uint32_t count, float* decoded) {
-  constexpr uint32_t kAhead = 16;
   for (uint32_t j = 0; j < count; ++j) {
-    if (j + kAhead < count) __builtin_prefetch(decoded + order[j + kAhead], 1);
+    prefetch_ahead(decoded, order, j, count);
     decoded[order[j]] = sent[j];
   }
 }
