@@ -108,10 +108,19 @@ def test_an_instance_in_place_of_a_class():
         dr.register(dr.RawValue())
 
 
-@pytest.mark.parametrize("as_dataclass", [False, True])
-def test_settings_that_ranks_would_not_compare(as_dataclass):
+class _Slotted:
+    __slots__ = ("share",)
+
+
+@pytest.mark.parametrize("kind", ["own", "inherited", "dataclass"])
+def test_settings_that_ranks_would_not_compare(kind):
     with pytest.raises(dr.InvalidArgumentError, match=r"Own: expected a class without __slots__"):
-        if as_dataclass:
+        if kind == "inherited":
+
+            class Own(_Slotted, dr.Sparsifier):
+                pass
+
+        elif kind == "dataclass":
 
             @dataclasses.dataclass(slots=True)
             class Own(dr.Sparsifier):

@@ -6,9 +6,8 @@ from deepreduce_hvd.communicators.auto import costs, index_bits, message_bytes
 from deepreduce_hvd.communicators.doubling import folded
 from deepreduce_hvd.container import HEADER
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.schedule.fields import expect
+from deepreduce_hvd.schedule.fields import integer_of
 from deepreduce_hvd.schedule.grouping import expect_non_negative
-from deepreduce_hvd.settings import is_integer
 
 #: The communicators that :func:`traffic` knows.
 COMMUNICATORS = (
@@ -81,7 +80,7 @@ def traffic(communicator: str, k: float, d: float, ranks: int, value_bits: float
             f"communicator: expected one of {', '.join(COMMUNICATORS)}, got {communicator!r}"
         )
     expect_non_negative("traffic", k=k, d=d, value_bits=value_bits)
-    expect(is_integer(ranks) and ranks >= 1, "traffic ranks", "an integer of at least 1", ranks)
+    integer_of({"ranks": ranks}, "ranks", "traffic", 1)
     if ranks == 1:
         return Traffic(0, 0, 0.0)
     levels = levels_of(ranks)

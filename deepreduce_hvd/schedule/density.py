@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, Message, Model
-from deepreduce_hvd.schedule.fields import expect
+from deepreduce_hvd.schedule.fields import expect, is_finite
 from deepreduce_hvd.schedule.grouping import expect_non_negative
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.profile import Profile
@@ -54,9 +54,10 @@ def hidden_density(
         "hidden_density", elements=elements, bytes_per_element=bytes_per_element, latency=latency,
         seconds_per_byte=seconds_per_byte, selection=selection,
     )  # fmt: skip
-    expect(math.isfinite(hidden), "hidden_density hidden", "a finite number", hidden)
+    expect(is_finite(hidden), "hidden_density hidden", "a finite number", hidden)
     for what, value in (("ranks", ranks), ("max_compression", max_compression)):
-        expect(value >= 1, f"hidden_density {what}", "a number of at least 1", value)
+        good = is_finite(value) and value >= 1
+        expect(good, f"hidden_density {what}", "a finite number of at least 1", value)
     per_element = bytes_per_element * (ranks - 1) * seconds_per_byte
     left = hidden - selection - latency
     without_bytes = elements if left >= 0 else 0.0

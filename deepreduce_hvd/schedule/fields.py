@@ -5,7 +5,7 @@ import os
 import pathlib
 import reprlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from deepreduce_hvd.settings import is_integer, is_number
 _MOST = 2**53
 
 
-def _is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
+    """Return whether a value is a number that float64 can hold, without NaN and infinity."""
     if not is_number(value):
         return False
     exact = value.item() if isinstance(value, np.generic) else value
@@ -49,9 +50,9 @@ def expect_keys(
 def number_of(row: dict[str, Any], key: str, where: str, least: float = 0.0) -> float:
     """Return a finite number of at least ``least``."""
     value = row[key]
-    good = _is_finite(value) and value >= least
+    good = is_finite(value) and value >= least
     expect(good, f"{where} {key}", f"a finite number of at least {least:g}", reprlib.repr(value))
-    return float(value)
+    return float(value) + 0.0  # not -0.0, which is equal but has another text
 
 
 def integer_of(row: dict[str, Any], key: str, where: str, least: int) -> int:
@@ -82,9 +83,9 @@ def pairs_of(row: dict[str, Any], key: str, where: str) -> tuple[tuple[float, fl
     expect(isinstance(pairs, (list, tuple)), f"{where} {key}", "a list", repr(pairs))
     for pair in pairs:
         good = isinstance(pair, (list, tuple)) and len(pair) == 2
-        good = good and all(_is_finite(part) and part >= 0 for part in pair)
+        good = good and all(is_finite(part) and part >= 0 for part in pair)
         expect(good, f"{where} {key}", "pairs of finite numbers of at least 0", pair)
-    return tuple((float(first), float(second)) for first, second in pairs)
+    return tuple((float(first) + 0.0, float(second) + 0.0) for first, second in pairs)
 
 
 def set_fields(
@@ -114,10 +115,22 @@ def text_of_file(path: str | os.PathLike[str], where: str) -> str:
         raise InvalidArgumentError(f"{where}: expected text in UTF-8, got {error}") from error
 
 
+def expect_unique(names: Sequence[Any], where: str, what: str) -> None:
+    """Raise InvalidArgumentError if a name occurs more than once; ``what`` is their plural."""
+    repeated = sorted({str(name) for name in names if names.count(name) > 1})
+    shown = ", ".join(repr(name) for name in repeated)
+    expect(not repeated, where, f"unique {what}", f"{shown} more than once")
+
+
+def _unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    expect_unique([key for key, _ in pairs], where, "keys")
+    return dict(pairs)
+
+
 def json_of(text: str, where: str) -> Any:
     """Return the value of a JSON text."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, where))
     except ValueError as error:
         raise InvalidArgumentError(f"{where}: expected JSON, got {error}") from error
     except RecursionError as error:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule.fields import is_finite
 
 #: Bytes or elements -> seconds. See :func:`optimal_merge` for the calls with arrays.
 Cost = Callable[[Any], Any]
@@ -88,7 +89,7 @@ def expect_allowed(name: str, finish: float) -> None:
 
 def expect_non_negative(name: str, **values: float) -> None:
     for what, value in values.items():
-        if not (math.isfinite(value) and value >= 0):
+        if not (is_finite(value) and value >= 0):
             raise InvalidArgumentError(
                 f"{name} {what}: expected a finite number of at least 0, got {value!r}"
             )

@@ -9,7 +9,7 @@ import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.costs import Traffic, levels_of, traffic, value_bits_of
-from deepreduce_hvd.schedule.fields import expect, set_fields
+from deepreduce_hvd.schedule.fields import expect, set_fields, text_of
 from deepreduce_hvd.schedule.tables import Table
 from deepreduce_hvd.settings import is_number
 
@@ -55,6 +55,7 @@ class Link:
     more_seconds_per_half_byte: float = 0.0
 
     def __post_init__(self) -> None:
+        text_of(vars(self), "name", "link")
         set_fields(
             self,
             f"link {self.name}",

@@ -15,6 +15,7 @@ from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.fields import (
     expect,
     expect_keys,
+    expect_unique,
     integer_of,
     json_of,
     list_of,
@@ -84,7 +85,11 @@ class Profile:
     gather_overlap: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", tuple(self.parameters))
         expect(bool(self.parameters), "parameters", "at least one", "none")
+        kinds = {type(parameter).__name__ for parameter in self.parameters}
+        only = all(isinstance(parameter, Parameter) for parameter in self.parameters)
+        expect(only, "parameters", "objects of Parameter", ", ".join(sorted(kinds)))
         text_of(vars(self), "codec", "profile")
         set_fields(self, "profile", _NUMBERS, {"hosts": 1, "ranks_per_host": 1})
         for what in ("density", "max_density"):
@@ -93,8 +98,7 @@ class Profile:
         delay = self.encoding_delay
         expect(0 <= delay <= 1, "profile encoding_delay", "a number in [0, 1]", delay)
         names = [parameter.name for parameter in self.parameters]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        expect(not repeated, "parameters", "unique names", f"{', '.join(repeated)} more than once")
+        expect_unique(names, "parameters", "names")
         at = [parameter.ready_seconds for parameter in self.parameters]
         expect(
             at == sorted(at), "parameters", "ascending ready_seconds, as backward computes them", at
@@ -342,14 +346,7 @@ def layer_times(text: str) -> Profile:
         lines = io.StringIO(text)
         reader = csv.DictReader(lines, restkey="columns without a name", skipinitialspace=True)
         try:
-            names = list(reader.fieldnames or ())
-            repeated = sorted({name for name in names if names.count(name) > 1})
-            expect(
-                not repeated,
-                "layer times",
-                "unique columns",
-                f"{', '.join(repeated)} more than once",
-            )
+            expect_unique(list(reader.fieldnames or ()), "layer times", "columns")
             rows = [_numbers(row) for row in reader]
         except csv.Error as error:
             raise InvalidArgumentError(

@@ -62,12 +62,13 @@ class Stage:
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        slots = cls.__dict__.get("__slots__")  # not in vars(), so ranks would not compare them
-        if slots:
-            raise InvalidArgumentError(
-                f"{cls.__name__}: expected a class without __slots__, because stages are equal if"
-                f" their attributes in __dict__ are, got {slots!r}"
-            )
+        for base in cls.__mro__:
+            slots = vars(base).get("__slots__")  # not in vars(), so ranks would not compare them
+            if slots:
+                raise InvalidArgumentError(
+                    f"{cls.__name__}: expected a class without __slots__, because stages are equal"
+                    f" if their attributes in __dict__ are, got {slots!r} in {base.__name__}"
+                )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if is_built_in(self):

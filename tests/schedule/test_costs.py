@@ -119,7 +119,7 @@ def test_one_rank_and_unknown_communicators():
 @pytest.mark.parametrize("wrong", ["k", "d", "value_bits", "ranks"])
 def test_wrong_traffic(wrong):
     arguments = {"communicator": "GTopK", "k": 10, "d": 100, "ranks": 4, "value_bits": 1.0}
-    for bad in (-1, math.nan):
+    for bad in (-1, math.nan, 10**400, None, "4"):
         with pytest.raises(InvalidArgumentError, match=f"traffic {wrong}: expected"):
             traffic(**{**arguments, wrong: bad})
 

@@ -1,5 +1,7 @@
 """LAGS: the closed form and halving against a search on the model of a step."""
 
+import math
+
 import numpy as np
 import pytest
 from schedule_profiles import random_network, random_profile
@@ -132,5 +134,7 @@ def test_wrong_arguments():
         lags(profile, network, hide_behind="all")
     with pytest.raises(InvalidArgumentError, match="hidden_density ranks"):
         hidden_density(0.5, 1000, 8, 0.1, 1e-3, ranks=0)
+    with pytest.raises(InvalidArgumentError, match="hidden_density max_compression"):
+        hidden_density(0.5, 1000, 8, 0.1, 1e-3, ranks=2, max_compression=math.inf)
     with pytest.raises(InvalidArgumentError, match="hidden_density latency"):
         hidden_density(0.5, 1000, 8, -0.1, 1e-3, ranks=2)

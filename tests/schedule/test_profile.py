@@ -97,7 +97,7 @@ def changed(*path, value):
         (changed("parameters", value=[]), "at least one"),
         (changed("parameters", value={}), "a list"),
         (changed("parameters", 0, "elements", value=1.5), "last elements: expected an integer"),
-        (changed("parameters", 0, "name", value="first"), "unique names, got first"),
+        (changed("parameters", 0, "name", value="first"), "unique names, got 'first' more"),
         (changed("parameters", 0, "name", value=7), "expected text, got 7"),
         (changed("parameters", 0, "ready_seconds", value=1.0), "ascending ready_seconds"),
         (changed("parameters", 0, "payload_bytes", value=[[0.1, 2, 3]]), "pairs"),
@@ -138,11 +138,18 @@ def test_objects_refuse_what_files_refuse(record, name, bad):
 def test_types_of_numbers_do_not_change_the_digest():
     plain = Profile((Parameter("one", 5, 1.0, payload_bytes=((0.5, 3.0),)),), 2.0, hosts=2)
     other = Profile(
-        (Parameter("one", np.int64(5), 1, payload_bytes=[[np.float32(0.5), 3]]),),  # type: ignore[arg-type]
+        [Parameter("one", np.int64(5), 1, -0.0, payload_bytes=[[np.float32(0.5), 3]])],  # type: ignore[arg-type]
         np.float32(2),  # type: ignore[arg-type]
         hosts=np.int32(2),  # type: ignore[arg-type]
     )
-    assert plain == other and plain.digest() == other.digest()
+    assert plain == other and plain.digest() == other.digest() and hash(plain) == hash(other)
+
+
+def test_what_is_no_parameter_and_no_name():
+    with pytest.raises(InvalidArgumentError, match="objects of Parameter, got str"):
+        Profile(("one",))  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="link name: expected text, got 3"):
+        Link(3, 0, 0, 0, 0)  # type: ignore[arg-type]
 
 
 def test_a_link_needs_a_rate():
@@ -272,7 +279,9 @@ def test_layer_times_load_as_a_profile(tmp_path):
         ("name,elements,backward_seconds\nw,many,1\n", "w elements: expected an integer of 1 to 2.53, got 'many'"),
         ("name,elements,backward_seconds\nw,3,-1\n", "w backward_seconds: expected a finite number of at least 0, got -1"),
         ("name,elements,backward_seconds\nw,3\n", "backward_seconds"),
-        ("name,elements,backward_seconds,elements\nw,3,1,4\n", "unique columns, got elements more than once"),
+        ("name,elements,backward_seconds,elements\nw,3,1,4\n", "unique columns, got 'elements' more than once"),
+        ("name,elements,backward_seconds,,\nw,3,1,,\n", "unique columns, got '' more than once"),
+        ('[{"name": "w", "name": "v"}]', "unique keys, got 'name' more than once"),
         ("name,elements,backward_seconds\nw,3,1,9\n", "also columns without a name"),
         ('{"name": 3}', "a list of objects"),
         ("[1,", "expected JSON"),
