@@ -151,7 +151,7 @@ class Adapter(TorchAdapter):
             slot.reduction = wire.AVERAGE if caller.owner.op == hvd.Average else wire.SUM
         self.look_for_discarded(slot, self._parameters)
         made, slot.made = slot.made, False
-        self._unexchanged.exchanged(slot)
+        self._unexchanged.exchanged((slot,))
         if slot.dense:
             way = slot.policy.way
             summed = slot.with_memory(
@@ -384,6 +384,10 @@ class Adapter(TorchAdapter):
         self.layout = self.scheduler.layout
         self._parameters.discards = None  # an elastic state restores what its gradients left
         self._delivered = True
+
+    def close(self):
+        super().close()
+        self._unexchanged.close()
 
     def close_steps(self):
         """End all complete steps, before anything reads or changes state between two steps."""

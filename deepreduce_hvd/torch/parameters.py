@@ -62,8 +62,8 @@ class Parameters:
     Attributes:
         gradients_made: number of gradients that backward has made so far, of all parameters.
         discards: the :class:`~deepreduce_hvd.torch.discards.Discards` that learns of them, or None.
-        unexchanged: {slot: None} of the gradients that were made and not exchanged since then;
-            None if nobody asks for them.
+        unexchanged: {id of a parameter: slot} of the gradients that were made and not exchanged
+            since then; None if nobody asks for them.
     """
 
     def __init__(self, slots):
@@ -103,7 +103,7 @@ class Parameters:
                 if parameters.discards is not None:
                     parameters.discards.made(slot)
                 if parameters.unexchanged is not None:
-                    parameters.unexchanged[slot] = None
+                    parameters.unexchanged[id(parameter)] = slot
 
         handles = []
         for slot in self:

@@ -8,6 +8,7 @@ on.
 """
 
 import warnings
+import weakref
 
 from deepreduce_hvd.planning.policies import some_of
 from deepreduce_hvd.torch.step_listener import StepListener
@@ -21,7 +22,8 @@ HOROVOD_ADVICE = (
 DDP_ADVICE = (
     "DDP exchanges gradients of parameters that are trained when DistributedDataParallel is called,"
     " in backward passes outside of no_sync() whose forward pass called the DDP model. So freeze"
-    " layers after that, and call the DDP model itself (docs/tutorial-ddp.md)"
+    " layers after that, with find_unused_parameters=True, and call the DDP model itself"
+    " (docs/tutorial-ddp.md)"
 )
 
 
@@ -44,12 +46,25 @@ class Unexchanged(StepListener):
         self._advice = advice
         self._steps = steps
         self._may_stay = may_stay
+        self._parameters = parameters
         self._made = parameters.unexchanged = {}
         self._has_warned = False
+        _all.add(self)
 
-    def exchanged(self, slot):
-        """Note that the gradient of a slot is exchanged."""
-        self._made.pop(slot, None)
+    def exchanged(self, slots):
+        """Note that the gradients of slots are exchanged.
+
+        A parameter of two models has a slot in the compressor of each.
+        """
+        for one in list(_all):
+            for slot in slots:
+                one._made.pop(id(slot.parameter), None)
+
+    def close(self):
+        """Stop, when the compressor is closed. Hooks of its parameters may stay for a while."""
+        self._parameters.unexchanged = None
+        self._made.clear()
+        _all.discard(self)
 
     def end_step(self, optimizer):
         """Look at the gradients with which an optimizer has stepped."""
@@ -61,10 +76,7 @@ class Unexchanged(StepListener):
             warnings.warn(f"deepreduce_hvd: {_text(names)}. {self._advice}", stacklevel=4)
 
     def _names(self, optimizer):
-        """Return the names of the parameters whose gradients were made, but not exchanged.
-
-        Sparse gradients do not count: Horovod reduces them without the compressor.
-        """
+        """Return the names of the parameters whose gradients were made, but not exchanged."""
         if self._steps is not None:
             step = self._steps.last_of(optimizer)
             if step is None:  # not Horovod's
@@ -73,17 +85,22 @@ class Unexchanged(StepListener):
                 return [slot.name for slot in step.slots]
         if not self._made:  # as in almost all steps
             return []
-        names = {id(slot.parameter): slot.name for slot in self._made if not self._may_stay(slot)}
+        made = {key: slot for key, slot in self._made.items() if not self._may_stay(slot)}
         owned = (one for group in optimizer.param_groups for one in group["params"])
-        return [names[id(one)] for one in owned if id(one) in names and _is_dense(one.grad)]
+        return [made[id(one)].name for one in owned if id(one) in made and self._counts(one.grad)]
+
+    def _counts(self, gradient):
+        """Return whether a gradient would have been exchanged, and changes a parameter."""
+        if gradient is None or (gradient.is_sparse and self._steps is not None):
+            return False  # Horovod reduces sparse gradients without the compressor
+        return bool((gradient._values() if gradient.is_sparse else gradient).any())
 
 
-def _is_dense(gradient):
-    return gradient is not None and not gradient.is_sparse
+_all: weakref.WeakSet = weakref.WeakSet()  # all living objects of Unexchanged
 
 
 def _text(names):
     return (
-        f"the optimizer has used a gradient of {some_of(names)} that was not exchanged, so from now"
-        " on the models of the ranks differ"
+        f"the optimizer has used a gradient of {some_of(names)} that was not exchanged. Unless all"
+        " ranks have made the same one, their models differ from now on"
     )

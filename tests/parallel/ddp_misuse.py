@@ -11,6 +11,8 @@ import torch.distributed as dist
 from ddp_tools import Network, distributed, loss_of
 from torch.nn.parallel import DistributedDataParallel
 
+import deepreduce_hvd as dr
+
 
 def _warned(optimizers, make_gradients):
     """Make gradients and step; return the warnings about those that were not exchanged."""
@@ -86,3 +88,81 @@ def scenario_a_parameter_that_ddp_ignores_is_not_named(directory):
             [optimizer], lambda step=step: loss_of(model, step, dist.get_rank()).backward()
         )
         assert texts == [], texts
+
+
+def scenario_models_that_share_parameters_are_not_named(directory):
+    """What one model exchanges does not count as missing in the other one."""
+    network, other = Network(), Network()
+    other.first = network.first
+    pairs = [distributed(one, dense_below=0) for one in (network, other)]
+    optimizer = torch.optim.SGD({*network.parameters(), *other.parameters()}, lr=0.1)
+    for step in range(4):
+        model = pairs[step % 2][0]
+        texts = _warned(
+            [optimizer],
+            lambda step=step, model=model: loss_of(model, step, dist.get_rank()).backward(),
+        )
+        assert texts == [], texts
+
+
+def scenario_a_closed_compressor_does_not_warn(directory):
+    network = Network()
+    model, compressor = distributed(network)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for after in range(3):
+        for step in range(2):
+            texts = _warned(
+                [optimizer], lambda step=step: loss_of(model, step, dist.get_rank()).backward()
+            )
+            assert texts == [], (after, texts)
+        if after == 0:  # the same model with another compressor
+            compressor.close()
+            compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=50)
+            compressor.register(model)
+        elif after == 1:  # without a compressor
+            compressor.close()
+            del model
+            model = DistributedDataParallel(network)
+
+
+def scenario_gradients_that_were_cleared_are_not_named(directory):
+    network = Network()
+    network.branch.requires_grad_(False)
+    model, _ = distributed(network, ddp={"find_unused_parameters": True})
+    network.branch.requires_grad_(True)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+
+    def cleared_before_the_exchange():
+        loss_of(network, 1, dist.get_rank()).backward()
+        optimizer.zero_grad(set_to_none=False)
+        loss_of(model, 2, dist.get_rank(), branch=False).backward()
+
+    assert _warned([optimizer], cleared_before_the_exchange) == []
+    assert _is_equal_everywhere(network)
+
+
+def scenario_sparse_gradients_that_ddp_leaves_out_are_named(directory):
+    network = torch.nn.ModuleDict(
+        {"table": torch.nn.Embedding(50, 4, sparse=True), "head": torch.nn.Linear(4, 1)}
+    )
+    network["table"].requires_grad_(False)
+    model = DistributedDataParallel(_Looked(network))
+    compressor = dr.Compressor(parameters=model.module.named_parameters())
+    compressor.register(model)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    rows = torch.arange(3) + dist.get_rank()
+    assert _warned([optimizer], lambda: model(rows).sum().backward()) == []
+    network["table"].requires_grad_(True)
+    (text,) = _warned([optimizer], lambda: model(rows).sum().backward())
+    assert "network.table.weight that was not exchanged" in text, text
+
+
+class _Looked(torch.nn.Module):
+    """The sums of the rows of a table."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, rows):
+        return self.network["head"](self.network["table"](rows))

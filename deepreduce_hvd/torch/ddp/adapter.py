@@ -149,11 +149,7 @@ class DdpAdapter(DistributedAdapter):
         self._has_nccl = has_nccl(model.process_group)
         self._parameters = Parameters(slots)
         # the others are those that the program has told DDP to ignore, or of other models
-        in_model = {id(parameter) for parameter in model._module_parameters}
-        self._unexchanged = Unexchanged(
-            self._parameters, transport, DDP_ADVICE,
-            may_stay=lambda slot: id(slot.parameter) not in in_model,
-        )  # fmt: skip
+        self._in_model = {id(parameter) for parameter in model._module_parameters}
         self._layouts = Layouts(slots.values())
         self._mirrors = Mirrors()  # of buckets on GPUs that are encoded on the host
         self._streams = {}  # GPU -> DeviceStreams, for buckets that are encoded there
@@ -165,6 +161,14 @@ class DdpAdapter(DistributedAdapter):
                     "host",
                     f"gradients on {slot.parameter.device} are compressed on the host: {why_not}",
                 )
+
+    def attach(self):
+        super().attach()
+        model, in_model = self._model, self._in_model
+        self._unexchanged = Unexchanged(
+            self._parameters, self.transport, DDP_ADVICE,
+            may_stay=lambda slot: model() is None or id(slot.parameter) not in in_model,
+        )  # fmt: skip
 
     @property
     def may_leave_unused(self):  # type: ignore[override]  # static_graph may be set later
@@ -204,6 +208,7 @@ class DdpAdapter(DistributedAdapter):
 
     def close(self):
         super().close()
+        self._unexchanged.close()
         self._mirrors.clear()
 
     def average(self, bucket):
@@ -246,8 +251,7 @@ class DdpAdapter(DistributedAdapter):
             )
         parameters, gradients = bucket.parameters(), bucket.gradients()
         slots = [self._parameters.get(parameter) for parameter in parameters]
-        for slot in slots:
-            self._unexchanged.exchanged(slot)
+        self._unexchanged.exchanged(slots)
         if _in_backward():
             self._layouts.expect_known(slots, gradients)
             for slot in () if self.alone else slots:
