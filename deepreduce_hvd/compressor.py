@@ -6,6 +6,7 @@ Horovod a probe of a few numbers to reduce in place of the gradient. The reduced
 ``decompress`` which factor Horovod's reduction applies: 1 for a sum, 1 / size for an average.
 """
 
+import functools
 import os
 import pkgutil
 import zlib
@@ -36,7 +37,9 @@ from deepreduce_hvd.validation import (
 
 #: default of ``Compressor(bucket_bytes=)``: 64 MiB
 DEFAULT_BUCKET_BYTES = 64 << 20
-_SHOWN_IF_CHANGED = ("density", "threads", "process_set", "loss_scale", "writer", "writer_interval")
+_SHOWN_IF_CHANGED = (
+    "density", "warmup_steps", "threads", "process_set", "loss_scale", "writer", "writer_interval"
+)  # fmt: skip
 
 
 class Compressor:
@@ -66,6 +69,8 @@ class Compressor:
             parameter name.
         density: share of the elements that the default codec sends of a large tensor, a number in
             (0, 1]. Parameters that get a codec from ``codec`` do not use it.
+        warmup_steps: number of steps in which this share falls from 25 % to ``density``. 0 sends
+            ``density`` from the first step on.
         bucket_bytes: size at which a bucket is full, in bytes of the uncompressed float32
             gradients; 64 MiB by default. Gradients are assigned to buckets in the order in which
             backward makes them ready. A bucket is sent when its last gradient is ready. 0 sends one
@@ -100,11 +105,11 @@ class Compressor:
         writer: on PyTorch, a TensorBoard ``SummaryWriter`` for scalars.
         writer_interval: number of steps between two writes of scalars.
 
-    These must be equal on all ranks: codec, memory, communicator, density, bucket_bytes,
-    dense_below, seed, and the names and shapes of the parameters. On PyTorch also: which parameters
-    are frozen, and whether ``loss_scale`` is given. Ranks compare them in the first step, before
-    any other message. If they differ, all ranks raise an InvalidArgumentError that names the
-    difference.
+    These must be equal on all ranks: codec, memory, communicator, density, warmup_steps,
+    bucket_bytes, dense_below, seed, and the names and shapes of the parameters. On PyTorch also:
+    which parameters are frozen, and whether ``loss_scale`` is given. Ranks compare them in the
+    first step, before any other message. If they differ, all ranks raise an InvalidArgumentError
+    that names the difference.
 
     Raises:
         InvalidArgumentError: parameters without names, duplicate names, a wrong type or value, or
@@ -121,6 +126,7 @@ class Compressor:
         parameters: Iterable[Any] | None = None,
         *,
         density: float = policies.DENSITY,
+        warmup_steps: int = policies.WARMUP_STEPS,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         schedule: str | Plan | None = None,
         threads: int | None = None,
@@ -144,8 +150,8 @@ class Compressor:
             process_set=process_set, loss_scale=loss_scale, writer=writer,
             writer_interval=writer_interval,
         )  # fmt: skip
-        #: share of a large tensor's elements that the default codec sends
-        self.density = policies.expect_density(density, codec)
+        # of the default codec
+        self.density, self.warmup_steps = policies.expect_of_default(codec, density, warmup_steps)
         self.bucket_bytes = bucket_bytes
         self.schedule = schedule
         self.threads = threads
@@ -161,8 +167,11 @@ class Compressor:
         shapes = {name: tuple(parameter.shape) for name, parameter in named}
         mixes = type(self.communicator) is Allgather  # a sum may have parts of several codecs
         # {name of a parameter: its Policy}; PyTorch's adapter changes those of embedding tables
+        default = functools.partial(
+            policies.recommended_codec, density=self.density, warmup_steps=self.warmup_steps
+        )
         self.policies = policies.resolve(
-            codec, memory, shapes, dense_below, mixes and schedule is None, self.density
+            codec, memory, shapes, dense_below, mixes and schedule is None, default
         )
         # the same before a gradient was seen
         self.first_policies = self.policies
@@ -173,7 +182,7 @@ class Compressor:
                 codec, memory, shapes, self.policies
             ) - layout.uncompressed_by(schedule)
         pairs = {(one.codec, one.memory) for one in self.policies.values() if not one.dense}
-        single = policies.recommended_codec(density=self.density) if codec is None else codec
+        single = default() if codec is None else codec
         if isinstance(single, Codec) and isinstance(self.memory, Memory):
             pairs.add((single, self.memory))  # even if all parameters are small
         for pair in pairs:
@@ -195,7 +204,8 @@ class Compressor:
     def _stages(self) -> tuple[Any, Any]:
         """Return what ranks compare of codecs and memories: one of each, or one per parameter."""
         if policies.is_single(self.codec) and policies.is_single(self.memory):
-            return policies.text_of(self.codec, self.density), repr(self.memory)
+            codec = policies.text_of(self.codec, self.density, self.warmup_steps)
+            return codec, repr(self.memory)
         return "policies", [f"{name}: {policy!r}" for name, policy in self.first_policies.items()]
 
     def _schedule_text(self) -> str:

@@ -146,8 +146,27 @@ def test_the_density_of_the_default(settings, outcome):
         comp.load_state_dict(other.state_dict())
 
 
-def test_tables_are_found_with_every_density():
-    assert compressor(density=0.3).table_candidates == compressor().table_candidates != set()
+@pytest.mark.parametrize("steps", [0, 7, 500])
+def test_the_warm_up_of_the_default(steps):
+    comp = compressor(density=0.02, warmup_steps=steps)
+    sparsifiers = {policy.codec.sparsifier for policy in comp.policies.values() if policy.delays}
+    assert sparsifiers == {dr.TopK(0.02, warmup_steps=steps)}
+    assert f", density=0.02, warmup_steps={steps}" in repr(comp)
+    assert comp.fingerprint != compressor(density=0.02).fingerprint
+    assert dr.recommended_codec(warmup_steps=steps) == dr.Codec(
+        dr.TopK(0.01, warmup_steps=steps), index=dr.Rice(), value=dr.LloydMax(bits=1)
+    )
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5, None, True, "50"])
+def test_a_number_of_warm_up_steps(steps):
+    with pytest.raises(dr.InvalidArgumentError, match=r"warmup_steps: expected an integer of at"):
+        compressor(warmup_steps=steps)
+
+
+@pytest.mark.parametrize("settings", [{"density": 0.3}, {"warmup_steps": 0}])
+def test_tables_are_found_with_every_default(settings):
+    assert compressor(**settings).table_candidates == compressor().table_candidates != set()
 
 
 @pytest.mark.parametrize("density", [0, -0.1, 1.01, float("nan"), "0.1", None, True])
@@ -158,10 +177,11 @@ def test_a_density_is_a_share(density):
         compressor(density=density)
 
 
-def test_a_density_beside_a_codec():
+@pytest.mark.parametrize("name, value", [("density", 0.05), ("warmup_steps", 500)])
+def test_a_setting_of_the_default_beside_a_codec(name, value):
     for codec in (TWO, "dense"):
-        with pytest.raises(dr.InvalidArgumentError, match="density: expected none beside a codec"):
-            compressor(codec, density=0.05)
+        with pytest.raises(dr.InvalidArgumentError, match=f"{name}: expected none beside a codec"):
+            compressor(codec, **{name: value})
 
 
 def test_only_parts_of_large_tensors_are_delayed():

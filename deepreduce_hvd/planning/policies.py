@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
-from deepreduce_hvd.settings import expect_float, is_integer
+from deepreduce_hvd.settings import expect_float, expect_integer, is_integer
 from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.stages.index_codecs import RLE, Rice
 from deepreduce_hvd.stages.memories import NoMemory, Residual
@@ -37,11 +37,15 @@ ROWS = "rows"
 _MOST_NAMES = 5
 #: share of a large tensor's elements that the default codec sends
 DENSITY = 0.01
+#: steps in which that share falls from 25 %
+WARMUP_STEPS = 50
 _LARGE = 1024  # elements from which a tensor is large
 _SMALLEST = 32  # elements from which the payload of a small tensor is smaller than the tensor
 
 
-def recommended_codec(shape: _Shape | None = None, density: float = DENSITY) -> Codec:
+def recommended_codec(
+    shape: _Shape | None = None, density: float = DENSITY, warmup_steps: int = WARMUP_STEPS
+) -> Codec:
     """Return the default codec of :class:`Compressor`.
 
     For large tensors, it sends the 1 % of elements of largest magnitude. In the first 50 steps the
@@ -53,18 +57,20 @@ def recommended_codec(shape: _Shape | None = None, density: float = DENSITY) -> 
     Args:
         shape: shape of the tensor. Default: that of a large tensor.
         density: share of the elements to send of a large tensor, a number in (0, 1].
+        warmup_steps: number of steps in which the share falls from 25 % to ``density``.
 
     Returns:
-        ``Codec(TopK(density, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))``, or
-        ``Codec(NoneSparsifier(), index=Rice(), value=LloydMax(bits=4))`` for a small tensor. There,
-        ``Rice`` is used only for ``tf.IndexedSlices``: all other payloads have no indices.
+        ``Codec(TopK(density, warmup_steps=warmup_steps), index=Rice(), value=LloydMax(bits=1))``,
+        or ``Codec(NoneSparsifier(), index=Rice(), value=LloydMax(bits=4))`` for a small tensor.
+        There, ``Rice`` is used only for ``tf.IndexedSlices``: all other payloads have no indices.
 
     Raises:
-        InvalidArgumentError: ``shape`` is not a sequence of sizes, or ``density`` is out of range.
+        InvalidArgumentError: ``shape`` is not a sequence of sizes, or a number is out of range.
     """
     if shape is not None and _elements(shape) < _LARGE:
         return Codec(NoneSparsifier(), index=Rice(), value=LloydMax(bits=4))
-    return Codec(TopK(density, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))
+    sparsifier = TopK(density, warmup_steps=warmup_steps)
+    return Codec(sparsifier, index=Rice(), value=LloydMax(bits=1))
 
 
 def rows_codec(on_gpu: bool = False) -> Codec:
@@ -143,21 +149,21 @@ def resolve(
     shapes: Mapping[str, _Shape],
     dense_below: int | None,
     compresses_small: bool,
-    density: float = DENSITY,
+    default: Callable[[_Shape | None], Codec] = recommended_codec,
 ) -> dict[str, Policy]:
     """Return {parameter name: :class:`Policy`}.
 
     Args:
         codec: a :class:`Codec`, "dense", "fp16" or "rows"; a mapping of patterns to these; a
             function of (name, shape) that returns one of these; or None. Where it gives none,
-            :func:`recommended_codec` is used.
+            ``default`` is used.
         memory: the same with a :class:`Memory`. The default is :class:`NoMemory` for "rows", and
             otherwise :class:`Residual`.
         shapes: {parameter name: shape}.
         dense_below: parameters with fewer elements are sent uncompressed instead of with a codec.
             None: 32 where a parameter uses the default codec for small tensors, otherwise 1,024.
         compresses_small: whether small tensors have a default codec of their own.
-        density: as for :func:`recommended_codec`.
+        default: function of a shape, or of None for a large tensor, that returns the default codec.
 
     Raises:
         InvalidArgumentError: a value of another type, or a pattern that no parameter needs.
@@ -177,7 +183,7 @@ def resolve(
         by_size = by_size and chosen in (None, recommended_codec(shape))
         fewest = (_SMALLEST if by_size else _LARGE) if dense_below is None else dense_below
         if chosen is None:
-            chosen = recommended_codec(shape if by_size else None, density)
+            chosen = default(shape if by_size else None)
         small = math.prod(shape) < fewest
         policies[name] = Policy(DENSE) if small else Policy(CODEC, chosen, kept)
     return policies
@@ -209,31 +215,45 @@ def is_single(value: Any) -> bool:
     return not isinstance(value, Mapping) and (isinstance(value, type) or not callable(value))
 
 
-def text_of(value: Any, density: float = DENSITY) -> str:
+def text_of(value: Any, density: float = DENSITY, warmup_steps: int = WARMUP_STEPS) -> str:
     """Return an argument as text, the same on all ranks. None stands for the default codec."""
     if value is None:
-        return f"recommended_codec(shape{'' if density == DENSITY else f', density={density!r}'})"
+        others = "" if density == DENSITY else f", density={density!r}"
+        others += "" if warmup_steps == WARMUP_STEPS else f", warmup_steps={warmup_steps!r}"
+        return f"recommended_codec(shape{others})"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {chosen!r}" for key, chosen in value.items()) + "}"
     return repr(value) if is_single(value) else "a function of name and shape"
 
 
-def expect_density(density: Any, codec: Any) -> float:
-    """Return the argument ``density`` of a compressor as a float.
+def expect_of_default(codec: Any, density: Any, warmup_steps: Any) -> tuple[float, int]:
+    """Return the arguments ``density`` and ``warmup_steps`` of a compressor as float and int.
 
     Raises:
-        InvalidArgumentError: it is not a number in (0, 1], or no parameter has the default codec,
-            because ``codec`` is one for all.
+        InvalidArgumentError: one is out of range, or no parameter has the default codec, because
+            ``codec`` is one for all.
     """
     density = expect_float(
         "Compressor density", density, "a number in (0, 1]", lambda number: 0 < number <= 1
     )
-    if density != DENSITY and codec is not None and is_single(codec):
-        raise InvalidArgumentError(
-            "Compressor density: expected none beside a codec, which says what is sent, got"
-            f" {density:g} and {shown(codec)}; set the ratio of the codec's sparsifier"
-        )
-    return density
+    warmup_steps = expect_integer(
+        "Compressor warmup_steps",
+        warmup_steps,
+        "an integer of at least 0",
+        lambda steps: steps >= 0,
+    )
+    if codec is None or not is_single(codec):
+        return density, warmup_steps
+    for name, value, default, setting in (
+        ("density", density, DENSITY, "ratio"),
+        ("warmup_steps", warmup_steps, WARMUP_STEPS, "warmup_steps"),
+    ):
+        if value != default:
+            raise InvalidArgumentError(
+                f"Compressor {name}: expected none beside a codec, which says what is sent, got"
+                f" {value:g} and {shown(codec)}; set {setting} of the codec's sparsifier"
+            )
+    return density, warmup_steps
 
 
 _EXPECTED = {
