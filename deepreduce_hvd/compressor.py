@@ -86,7 +86,7 @@ class Compressor:
             :meth:`register`, PyTorch decides which gradients share a message.
         threads: on PyTorch, number of threads that encode gradients while backward makes others; 0
             leaves encoding to the thread of backward. Payloads do not depend on it. Default:
-            (cores / ranks on this host) - 1, limited to the range 1 to 4. Threads are used with
+            (cores / ranks on this host) - 1, limited to the range 0 to 4. Threads are used with
             :class:`Allgather`, on the host, for codecs without custom stages.
         dense_below: tensors with fewer elements are sent uncompressed, even if ``codec`` gives them
             a :class:`Codec`. Default: 32 for tensors with the default codec, and 1,024 for others.

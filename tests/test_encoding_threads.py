@@ -285,7 +285,7 @@ def test_what_no_thread_encodes(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("cores", "ranks", "count"), [(1, 1, 1), (2, 2, 1), (2, 1, 1), (8, 2, 3), (64, 4, 4), (4, 8, 1)]
+    ("cores", "ranks", "count"), [(1, 1, 0), (2, 2, 0), (2, 1, 1), (8, 2, 3), (64, 4, 4), (4, 8, 0)]
 )
 def test_the_default_number_of_threads(monkeypatch, cores, ranks, count):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: range(cores))

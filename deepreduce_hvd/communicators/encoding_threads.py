@@ -119,14 +119,15 @@ class EncodingThreads:
 
     Args:
         count: number of threads, which start with the first gradient. None: the cores of this host
-            per rank, less the one that runs backward, but at least 1 and at most 4.
+            per rank, less the one that runs backward, at most 4. Without a spare core, a thread
+            would only take turns with backward.
         local_size: number of ranks on this host.
     """
 
     def __init__(self, count, local_size):
         if count is None:
             spare = len(os.sched_getaffinity(0)) // local_size - 1
-            count = min(max(spare, 1), _MOST_THREADS)
+            count = min(max(spare, 0), _MOST_THREADS)
         self._count = count
         self._pool = None
         # weak, because an encoding refers to its payload and to its message
