@@ -265,7 +265,8 @@ class Memory(Stage):
     multiplied by the ratio of the numbers. All state arrays start at zero.
     """
 
-    #: The names of the (d,) float32 state arrays of each parameter, in the order of docs/format.md.
+    #: The names of the (d,) float32 state arrays of each parameter, in the order in which
+    #: ``accumulate`` and ``update`` get them.
     state: tuple[str, ...] = ()
     #: Whether the first state array is exactly the residual: all that payloads have not carried.
     keeps_everything: bool = False

@@ -220,7 +220,9 @@ def modules_and_groups(model):
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
-        groups = module._get_fsdp_state()._fsdp_param_groups
+        groups = getattr(module._get_fsdp_state(), "_fsdp_param_groups", None)
+        if groups is None:
+            raise _other_pytorch()
         if len(groups) > 1:
             raise InvalidArgumentError(
                 "register: expected one mesh for all parameters of a module, got several from "
@@ -240,7 +242,11 @@ def _check_pytorch():
     except (ImportError, AttributeError):
         known = set()
     if not known.issuperset((_PARAMETERS, _DIVISOR, "all_reduce_hook")):
-        raise InvalidArgumentError(
-            "register: expected a PyTorch whose fully_shard has an all-reduce hook, such as 2.13,"
-            f" got {torch.__version__}"
-        )
+        raise _other_pytorch()
+
+
+def _other_pytorch():
+    return InvalidArgumentError(
+        "register: expected a PyTorch whose fully_shard has an all-reduce hook as in 2.13, got"
+        f" {torch.__version__}"
+    )
