@@ -103,9 +103,9 @@ def zeros_on_huge_pages(d):
         return np.zeros(d, dtype=np.float32)
     # one page more than needed, of which no memory is used, to begin at a multiple of a page
     memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    try:
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    offset = -np.frombuffer(memory, dtype=np.uint8).ctypes.data % _HUGE_PAGE
+    try:  # the rest, less than a large page, stays in small ones
+        memory.madvise(mmap.MADV_HUGEPAGE, offset, size // _HUGE_PAGE * _HUGE_PAGE)
     except OSError:  # a kernel without them
         return np.zeros(d, dtype=np.float32)
-    start = np.frombuffer(memory, dtype=np.uint8).ctypes.data
-    return np.frombuffer(memory, np.float32, d, offset=-start % _HUGE_PAGE)
+    return np.frombuffer(memory, np.float32, d, offset)
