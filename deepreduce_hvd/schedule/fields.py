@@ -1,11 +1,12 @@
 """Checks of values from files. Errors name the place, the expected and the actual value."""
 
+import collections
 import json
 import os
 import pathlib
 import reprlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -115,9 +116,9 @@ def text_of_file(path: str | os.PathLike[str], where: str) -> str:
         raise InvalidArgumentError(f"{where}: expected text in UTF-8, got {error}") from error
 
 
-def expect_unique(names: Sequence[Any], where: str, what: str) -> None:
+def expect_unique(names: Iterable[Any], where: str, what: str) -> None:
     """Raise InvalidArgumentError if a name occurs more than once; ``what`` is their plural."""
-    repeated = sorted({str(name) for name in names if names.count(name) > 1})
+    repeated = sorted(str(name) for name, times in collections.Counter(names).items() if times > 1)
     shown = ", ".join(repr(name) for name in repeated)
     expect(not repeated, where, f"unique {what}", f"{shown} more than once")
 
