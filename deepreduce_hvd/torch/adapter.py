@@ -28,7 +28,7 @@ from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.references import Kept, Probes
 from deepreduce_hvd.torch.transport import HorovodTransport
 from deepreduce_hvd.torch.unattached import unregistered
-from deepreduce_hvd.torch.unexchanged import HOROVOD_ADVICE, Unexchanged
+from deepreduce_hvd.torch.unexchanged import Unexchanged
 from deepreduce_hvd.torch.waits import names_who_is_gone, watch
 
 _HOST = torch.device("cpu")
@@ -52,9 +52,7 @@ class Adapter(TorchAdapter):
         self._parameters = Parameters(self.slots)
         self._probes = Probes()
         self._steps = OptimizerSteps(compressor, self._parameters, self.tables)
-        self._unexchanged = Unexchanged(
-            self._parameters, self.transport, HOROVOD_ADVICE, self._steps
-        )
+        self._unexchanged = Unexchanged(self._parameters, self.transport, self._steps)
         self._exchanges = Exchanges(compressor, self.device_path, self.times)
         # Ranks may step optimizers in different orders, so some learn of a table one step earlier.
         # When the next step of the job begins, all of them know the same ones.
@@ -384,10 +382,6 @@ class Adapter(TorchAdapter):
         self.layout = self.scheduler.layout
         self._parameters.discards = None  # an elastic state restores what its gradients left
         self._delivered = True
-
-    def close(self):
-        super().close()
-        self._unexchanged.close()
 
     def close_steps(self):
         """End all complete steps, before anything reads or changes state between two steps."""

@@ -13,13 +13,12 @@ import weakref
 from deepreduce_hvd.planning.policies import some_of
 from deepreduce_hvd.torch.step_listener import StepListener
 
-#: What to do, after the message of :func:`_text`.
-HOROVOD_ADVICE = (
+_HOROVOD_ADVICE = (
     "Horovod exchanges gradients of parameters that are trained when hvd.DistributedOptimizer is"
     " created, and that are made before step(). So freeze layers after that, create the optimizer"
     " again for new parameters, and do not give step() a closure (docs/tutorial-torch.md)"
 )
-DDP_ADVICE = (
+_DDP_ADVICE = (
     "DDP exchanges gradients of parameters that are trained when DistributedDataParallel is called,"
     " in backward passes outside of no_sync() whose forward pass called the DDP model. So freeze"
     " layers after that, with find_unused_parameters=True, and call the DDP model itself"
@@ -34,16 +33,15 @@ class Unexchanged(StepListener):
         parameters: the :class:`~deepreduce_hvd.torch.parameters.Parameters`, which from now on note
             what was not exchanged.
         transport: the transport of the adapter.
-        advice: what a program must do, for the warning.
-        steps: the :class:`~deepreduce_hvd.torch.optimizer_steps.OptimizerSteps`, which know
-            Horovod's optimizers. Without them, all optimizers count.
+        steps: under Horovod, the :class:`~deepreduce_hvd.torch.optimizer_steps.OptimizerSteps`,
+            which know its optimizers. Under DDP, None: all optimizers count.
         may_stay: function of a slot that returns whether its gradients may stay unexchanged.
     """
 
-    def __init__(self, parameters, transport, advice, steps=None, may_stay=lambda slot: False):
+    def __init__(self, parameters, transport, steps=None, may_stay=lambda slot: False):
         super().__init__()
         self._transport = transport
-        self._advice = advice
+        self._advice = _DDP_ADVICE if steps is None else _HOROVOD_ADVICE
         self._steps = steps
         self._may_stay = may_stay
         self._parameters = parameters

@@ -19,7 +19,7 @@ from deepreduce_hvd.torch.ddp.layouts import Layouts, in_layout_of
 from deepreduce_hvd.torch.ddp.mirrors import Mirrors, expect_no_capture
 from deepreduce_hvd.torch.ddp.transport import DistributedTransport, ranks_and_timeout
 from deepreduce_hvd.torch.parameters import Parameters
-from deepreduce_hvd.torch.unexchanged import DDP_ADVICE, Unexchanged
+from deepreduce_hvd.torch.unexchanged import Unexchanged
 
 
 def register(compressor, model):
@@ -166,7 +166,7 @@ class DdpAdapter(DistributedAdapter):
         super().attach()
         model, in_model = self._model, self._in_model
         self._unexchanged = Unexchanged(
-            self._parameters, self.transport, DDP_ADVICE,
+            self._parameters, self.transport,
             may_stay=lambda slot: model() is None or id(slot.parameter) not in in_model,
         )  # fmt: skip
 
