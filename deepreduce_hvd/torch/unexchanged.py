@@ -1,10 +1,10 @@
 """Find gradients with which an optimizer steps although they were not exchanged.
 
 Horovod and DDP exchange gradients of the parameters that were trained when they were called. A
-layer that is trained only later is left out. Neither does Horovod wait for gradients that a closure
-makes within ``step()``, nor does DDP exchange those of passes that bypass the DDP model. Each rank
-then updates the parameters with its own gradients, and the models of the ranks differ from there
-on.
+layer that is added or trained only later is left out. Neither does Horovod wait for gradients that
+a closure makes within ``step()``, nor does DDP exchange those of passes that bypass the DDP model.
+Each rank then updates the parameters with its own gradients, and the models of the ranks differ
+from there on.
 """
 
 import warnings
@@ -20,9 +20,9 @@ _HOROVOD_ADVICE = (
 )
 _DDP_ADVICE = (
     "DDP exchanges gradients of parameters that are trained when DistributedDataParallel is called,"
-    " in backward passes outside of no_sync() whose forward pass called the DDP model. So freeze"
-    " layers after that, with find_unused_parameters=True, and call the DDP model itself"
-    " (docs/tutorial-ddp.md)"
+    " in backward passes outside of no_sync() whose forward pass called the DDP model. So add"
+    " layers before, freeze layers after it, with find_unused_parameters=True, and call the DDP"
+    " model itself (docs/tutorial-ddp.md)"
 )
 
 
@@ -36,14 +36,18 @@ class Unexchanged(StepListener):
         steps: under Horovod, the :class:`~deepreduce_hvd.torch.optimizer_steps.OptimizerSteps`,
             which know its optimizers. Under DDP, None: all optimizers count.
         may_stay: function of a slot that returns whether its gradients may stay unexchanged.
+        added: function of an optimizer and of the ids of those of its parameters that have no slot.
+            It returns (name, parameter) of the ones that were added too late to be exchanged. The
+            default is for optimizers of Horovod.
     """
 
-    def __init__(self, parameters, transport, steps=None, may_stay=lambda slot: False):
+    def __init__(self, parameters, transport, steps=None, may_stay=None, added=None):
         super().__init__()
+        self._find_added = added or _added_to_horovod
         self._transport = transport
         self._advice = _DDP_ADVICE if steps is None else _HOROVOD_ADVICE
         self._steps = steps
-        self._may_stay = may_stay
+        self._may_stay = may_stay or (lambda slot: False)
         self._parameters = parameters
         self._made = parameters.unexchanged = {}
         self._has_warned = False
@@ -81,11 +85,18 @@ class Unexchanged(StepListener):
                 return []
             if not step.complete:  # nobody has waited for its results
                 return [slot.name for slot in step.slots]
-        if not self._made:  # as in almost all steps
-            return []
-        made = {key: slot for key, slot in self._made.items() if not self._may_stay(slot)}
-        owned = (one for group in optimizer.param_groups for one in group["params"])
-        return [made[id(one)].name for one in owned if id(one) in made and self._counts(one.grad)]
+        owned = [one for group in optimizer.param_groups for one in group["params"]]
+        left = list(self._added_to(optimizer, owned))
+        if self._made:
+            made = {key: slot for key, slot in self._made.items() if not self._may_stay(slot)}
+            left += [(made[id(one)].name, one) for one in owned if id(one) in made]
+        return [name for name, one in left if self._counts(one.grad)]
+
+    def _added_to(self, optimizer, owned):
+        """Return (name, parameter) of the parameters that were added too late."""
+        others = [one for one in owned if self._parameters.get(one) is None]
+        free = {id(one) for one in others if not any(each._parameters.get(one) for each in _all)}
+        return self._find_added(optimizer, free) if free else ()
 
     def _counts(self, gradient):
         """Return whether a gradient would have been exchanged, and changes a parameter."""
@@ -95,6 +106,16 @@ class Unexchanged(StepListener):
 
 
 _all: weakref.WeakSet = weakref.WeakSet()  # all living objects of Unexchanged
+
+
+def _added_to_horovod(optimizer, free):
+    """Return (name, parameter) of parameters that hvd.DistributedOptimizer was not given."""
+    return [
+        (f'param_groups[{i}]["params"][{j}]', parameter)
+        for i, group in enumerate(optimizer.param_groups)
+        for j, parameter in enumerate(group["params"])
+        if id(parameter) in free and parameter not in optimizer._parameter_names
+    ]
 
 
 def _text(names):

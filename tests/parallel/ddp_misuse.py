@@ -76,6 +76,41 @@ def scenario_a_program_is_warned_exactly_if_ranks_differ(directory):
     } <= seen  # fmt: skip
 
 
+def scenario_layers_that_are_added_later_are_named(directory):
+    """Only those of a DDP model that has a compressor, and of no other one."""
+    network, other = Network(), Network()
+    model, _ = distributed(network, dense_below=0)
+    plain = DistributedDataParallel(other)
+    optimizer = torch.optim.SGD([*network.parameters(), *other.parameters()], lr=0.1)
+
+    def make_gradients():
+        (loss_of(model, 0, dist.get_rank()) + loss_of(plain, 0, dist.get_rank())).backward()
+
+    assert _warned([optimizer], make_gradients) == []
+    added = torch.nn.Linear(network.last.out_features, network.last.out_features)
+    optimizer.add_param_group({"params": added.parameters()})
+    assert _warned([optimizer], make_gradients) == []  # it is in no model
+    network.last = torch.nn.Sequential(network.last, added)
+    texts = _warned([optimizer], make_gradients)
+    assert not _is_equal_everywhere(network)
+    (text,) = texts
+    assert "of last.1.weight, last.1.bias that was not exchanged" in text, text
+
+
+def scenario_a_layer_of_two_models_is_not_named(directory):
+    """It was added to one of them, and the other one exchanges it."""
+    network, other = Network(), Network()
+    models = [distributed(one, dense_below=0)[0] for one in (network, other)]
+    network.last = torch.nn.Sequential(network.last, other.last)
+    other.last = torch.nn.Sequential(other.last)
+    optimizer = torch.optim.SGD({*network.parameters(), *other.parameters()}, lr=0.1)
+    for step in range(3):
+        texts = _warned(
+            [optimizer], lambda step=step: loss_of(models[1], step, dist.get_rank()).backward()
+        )
+        assert texts == [], texts
+
+
 def scenario_a_parameter_that_ddp_ignores_is_not_named(directory):
     network = Network()
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(

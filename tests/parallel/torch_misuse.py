@@ -45,6 +45,17 @@ def scenario_layers_that_were_frozen_when_the_optimizer_was_created_are_named(di
     assert "0.weight, 0.bias that was not exchanged" in text, text
 
 
+def scenario_layers_that_are_added_to_the_optimizer_are_named(directory):
+    network = model()
+    optimizer, _ = distributed(network)
+    assert _warned_steps(optimizer, _plain(network)) == []
+    added = torch.nn.Linear(network[-1].out_features, network[-1].out_features)
+    optimizer.add_param_group({"params": added.parameters()})
+    assert _warned_steps(optimizer, _plain(network)) == []  # it is not used yet
+    (text,) = _warned_steps(optimizer, _plain(network.append(added)))
+    assert 'of param_groups[1]["params"][0], param_groups[1]["params"][1] that was' in text, text
+
+
 def scenario_a_closure_is_named(directory):
     network = model()
     optimizer, _ = distributed(network)

@@ -122,6 +122,21 @@ def _check_parameters(adapter, model):
             )
 
 
+def _added_to(model, free):
+    """Return (name, parameter) of parameters that have come into a DDP model's module too late.
+
+    Args:
+        model: the DDP model; None if it is gone.
+        free: ids of parameters that no compressor has. Some may be of other models, and the program
+            may have told DDP to ignore some.
+    """
+    return [
+        (name, parameter)
+        for name, parameter in (() if model is None else model.module.named_parameters())
+        if id(parameter) in free and name not in model.parameters_to_ignore
+    ]
+
+
 def _averaged(model):
     """Return the ids of the parameters in DDP's buckets: those trained when DDP was called."""
     try:
@@ -168,6 +183,7 @@ class DdpAdapter(DistributedAdapter):
         self._unexchanged = Unexchanged(
             self._parameters, self.transport,
             may_stay=lambda slot: model() is None or id(slot.parameter) not in in_model,
+            added=lambda _, free: _added_to(model(), free),
         )  # fmt: skip
 
     @property
