@@ -5,6 +5,7 @@ framework's module is imported only when such an array arrives. A ``backend`` ob
 encode, decode, decode_sum and to_numpy_bytes, as :class:`_NumPy` has.
 """
 
+import functools
 import importlib
 from typing import NamedTuple
 
@@ -69,7 +70,12 @@ def of(name, array):
             f"{name}: expected a NumPy array or a tensor of {known}, got {type(array).__name__}"
             f"{from_bytes(array) if name == 'payload' else ''}"
         )
-    return importlib.import_module(framework.operators).backend
+    return _operators(framework.operators).backend
+
+
+@functools.cache  # without it, AutoGraph would warn that it cannot convert an import
+def _operators(name):
+    return importlib.import_module(name)
 
 
 def adapter_name(named):

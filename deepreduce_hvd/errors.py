@@ -9,6 +9,10 @@ import enum
 class DeepReduceError(Exception):
     """Base class of all errors that this package raises on purpose."""
 
+    # not that of ValueError and others: tf.function raises an error again as its own class, with
+    # the place in the user's code, only if the class has exactly this constructor
+    __init__ = Exception.__init__
+
 
 class CorruptPayloadError(DeepReduceError, ValueError):
     """The bytes are not a valid payload: no encoder of this format writes them."""

@@ -21,6 +21,7 @@ from simulated_ranks import (
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.bucket import BucketMember
+from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.communicators.simulator import PeerGone, SimulatedTransport, Simulator
 
 #: those that send a bucket as one tensor
@@ -241,6 +242,17 @@ def test_what_one_rank_breaks_is_an_error_on_all(scheme, size, who):
                 outcome,
             )
     assert broken >= (scheme != "shared_random_k") and broken <= simulator.rounds
+
+
+def test_an_exchange_that_is_not_a_generator():
+    class Summing(dr.Allgather):
+        def exchange(self, bucket, channel):
+            return channel.allgather(np.zeros(1, np.uint8))
+
+    (bucket,) = jobs_of(dr.Codec(dr.TopK(0.1)), dr.Residual(), gradients_of(1, 50))
+    exchange = Exchange(Summing(), bucket, SimulatedTransport((0,), 0), "one")
+    with pytest.raises(dr.InvalidArgumentError, match=r"Summing\.exchange: expected a generator, "):
+        exchange.finish()
 
 
 def test_a_rank_that_dies_does_not_leave_the_others_in_silence():

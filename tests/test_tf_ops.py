@@ -72,11 +72,15 @@ def test_same_bytes_as_numpy_and_torch(index, value, dtype):
         ),
         (lambda: tf.zeros([3], tf.int32), r"got int32 of shape \(3,\)"),
         (lambda: tf.IndexedSlices(tf.zeros([1]), tf.constant([0])), "got IndexedSlices"),
+        (lambda: tf.sparse.from_dense(tf.ones([3])), "got SparseTensor"),
     ],
 )
 def test_bad_gradients(values, message):
+    codec = dr.Codec(dr.TopK(0.5))
     with pytest.raises(dr.InvalidArgumentError, match=message):
-        dr.Codec(dr.TopK(0.5)).encode(values())
+        codec.encode(values())
+    with pytest.raises(dr.InvalidArgumentError, match=message):
+        tf.function(lambda: codec.encode(values()))()
 
 
 def test_bad_residuals_and_payloads():
@@ -102,8 +106,10 @@ def test_bad_residuals_and_payloads():
         dr.InvalidArgumentError, match="expected a 1-D float32 tf.Variable, got float32"
     ):
         dr.decode_sum([payload], tf.zeros([10]))
-    with pytest.raises(dr.InvalidArgumentError, match="expected a 1-D uint8 tensor, got float32"):
-        dr.decode(tf.zeros([50]))
+    for data, got in ((tf.zeros([50]), "float32"), (tf.sparse.from_dense(payload), "SparseTensor")):
+        message = f"expected a 1-D uint8 tensor, got {got}"
+        with pytest.raises(dr.InvalidArgumentError, match=message):
+            dr.decode(data)
     with pytest.raises(dr.InvalidArgumentError, match="at most max_elements = 5 elements, got 10"):
         dr.decode(payload, max_elements=5)
 

@@ -94,6 +94,7 @@ def test_same_bytes_as_numpy(index, value, dtype):
         ),
         (torch.zeros(3, dtype=torch.complex64), "got ComplexFloat"),
         (torch.zeros(3).to_sparse(), "expected a dense 1-D torch tensor"),
+        (torch.zeros(3, device="meta"), "expected a dense 1-D torch tensor, got .* on meta"),
     ],
 )
 def test_bad_gradients(values, message):
@@ -118,10 +119,14 @@ def test_bad_residual_and_payloads():
         dr.decode_sum([payload[:-1]], torch.zeros(10))
     with pytest.raises(dr.InvalidArgumentError, match="expected d = 11 elements, got 10"):
         dr.decode_sum([payload], torch.zeros(11))
-    with pytest.raises(
-        dr.InvalidArgumentError, match="expected a 1-D uint8 tensor, got torch.float32"
-    ):
-        dr.decode(torch.zeros(50))
+    for data in (torch.zeros(50), payload.to_sparse(), payload.to("meta")):
+        with pytest.raises(
+            dr.InvalidArgumentError, match=r"expected a 1-D uint8 tensor, got torch"
+        ):
+            dr.decode(data)
+    for out in (torch.zeros(10).to_sparse(), torch.zeros(10, device="meta")):
+        with pytest.raises(dr.InvalidArgumentError, match="out: expected a contiguous 1-D float32"):
+            dr.decode_sum([payload], out)
     with pytest.raises(dr.InvalidArgumentError, match="at most max_elements = 5 elements, got 10"):
         dr.decode(payload, max_elements=5)
 

@@ -13,6 +13,7 @@ import numpy as np
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.base import Communicator, Transport
 from deepreduce_hvd.communicators.bucket import Bucket
+from deepreduce_hvd.errors import InvalidArgumentError
 
 #: How many gradients of an exchange a message names.
 _NAMES_SHOWN = 3
@@ -225,7 +226,13 @@ class Exchange:
     ) -> Generator[Any, Any, Any]:
         if before is not None:
             yield from before
-        return (yield from communicator.exchange(self.bucket, self.channel))
+        steps = communicator.exchange(self.bucket, self.channel)
+        if not isinstance(steps, Generator):
+            raise InvalidArgumentError(
+                f"{type(communicator).__name__}.exchange: expected a generator, which yields the"
+                f" handles of its collectives, got a method that returned {type(steps).__name__}"
+            )
+        return (yield from steps)
 
     def _send(self, value: Any) -> None:
         started = time.perf_counter()

@@ -178,7 +178,8 @@ class _TensorFlow:
     ) -> tuple[Any, float]:
         if isinstance(gradient, tf.Variable):
             gradient = tf.convert_to_tensor(gradient)
-        if not tf.is_tensor(gradient) or gradient.shape.rank != 1 or gradient.dtype not in DTYPES:
+        dense = isinstance(gradient, tf.Tensor)  # tf.is_tensor includes sparse ones
+        if not dense or gradient.shape.rank != 1 or gradient.dtype not in DTYPES:
             names = ", ".join(dtype.name for dtype in DTYPES)
             raise errors.InvalidArgumentError(
                 f"gradient: expected a dense 1-D TensorFlow tensor of {names}, got"
@@ -251,7 +252,8 @@ class _TensorFlow:
         return out
 
     def to_numpy_bytes(self, payload: Any) -> np.ndarray:
-        if not tf.is_tensor(payload) or payload.dtype != tf.uint8 or payload.shape.rank != 1:
+        dense = isinstance(payload, tf.Tensor)
+        if not dense or payload.dtype != tf.uint8 or payload.shape.rank != 1:
             raise errors.InvalidArgumentError(
                 f"payload: expected a 1-D uint8 tensor, got {_describe(payload)}"
             )

@@ -163,11 +163,7 @@ class _Torch:
 
     def encode(self, codec, memory, gradient, state, threshold, seed, step, tensor, rank):
         for name, part in (("gradient", gradient), *zip(memory.state, state)):
-            if (
-                not isinstance(part, torch.Tensor)
-                or part.dim() != 1
-                or part.layout != torch.strided
-            ):
+            if not isinstance(part, torch.Tensor) or part.dim() != 1 or not _has_dense_data(part):
                 raise errors.InvalidArgumentError(
                     f"{name}: expected a dense 1-D torch tensor, got {_describe(part)}"
                 )
@@ -213,7 +209,12 @@ class _Torch:
         )
 
     def decode_sum(self, payloads, out, scale):
-        if out.dim() != 1 or out.dtype != torch.float32 or not out.is_contiguous():
+        if (
+            out.dim() != 1
+            or out.dtype != torch.float32
+            or not _has_dense_data(out)
+            or not out.is_contiguous()
+        ):
             raise errors.InvalidArgumentError(
                 f"out: expected a contiguous 1-D float32 tensor, got {_describe(out)}"
             )
@@ -235,8 +236,17 @@ class _Torch:
         return np.ascontiguousarray(payload.cpu().numpy())
 
 
+def _has_dense_data(tensor):
+    return tensor.layout == torch.strided and tensor.device.type != "meta"
+
+
 def _expect_bytes(payload):
-    if not isinstance(payload, torch.Tensor) or payload.dtype != torch.uint8 or payload.dim() != 1:
+    if (
+        not isinstance(payload, torch.Tensor)
+        or payload.dtype != torch.uint8
+        or payload.dim() != 1
+        or not _has_dense_data(payload)
+    ):
         raise errors.InvalidArgumentError(
             f"payload: expected a 1-D uint8 tensor, got {_describe(payload)}"
         )
