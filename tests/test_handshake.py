@@ -1,6 +1,7 @@
 """Test the handshake of compressors: whatever ranks receive, all raise an error or none does."""
 
 import json
+import warnings
 import weakref
 
 import numpy as np
@@ -114,6 +115,36 @@ def test_of_many_differences_the_settings_come_first():
 def test_a_setting_that_another_version_lacks():
     raised, _ = outcomes({"seed": "3", "new": "1"}, {"seed": "3"})
     expect_all(InvalidArgumentError, "new=1 on rank 0 and nothing on rank 1", raised)
+
+
+def test_a_setting_that_may_differ_is_warned_of_on_the_first_rank():
+    def adapters_of(*values, seeds=(3, 3, 3)):
+        group = Group(len(values))
+        adapters = [
+            Adapter(ThreadedTransport(group, rank), 0, seed=str(seeds[rank]))
+            for rank in range(len(values))
+        ]
+        for adapter, value in zip(adapters, values):
+            adapter.settings.append(Setting("values", value, "{ranks} began with others"))
+        return group, adapters
+
+    def warned_of(group, adapters):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            raised = on_all(group, [lambda one=one: handshake.agree(one) for one in adapters])
+        return raised, [str(one.message) for one in caught]
+
+    for values, expected in (
+        ([["a 1"], ["a 2"], ["a 2"]], ["deepreduce_hvd: ranks 1, 2 began with others"]),
+        ([["a 1"], ["a 1"], ["a 2"]], ["deepreduce_hvd: rank 2 began with others"]),
+        ([["a 1"], ["a 1"], ["a 1"]], []),
+    ):
+        group, adapters = adapters_of(*values)
+        assert warned_of(group, adapters) == ([None] * 3, expected)
+        assert all(adapter.agreed for adapter in adapters)
+    raised, texts = warned_of(*adapters_of("1", "2", "2", seeds=(3, 3, 4)))
+    expect_all(InvalidArgumentError, "got seed=3 on ranks 0, 1 and 4 on rank 2;", raised)
+    assert texts == []
 
 
 def test_many_ranks_are_not_all_listed():

@@ -18,6 +18,7 @@ import hashlib
 import struct
 import threading
 import time
+import warnings
 import weakref
 import zlib
 
@@ -63,6 +64,9 @@ def agree(adapter, with_steps=True):
             :class:`~deepreduce_hvd.coordination.settings.Setting`.
         with_steps: whether step counters must be equal too. False in elastic training, where all
             ranks call this in the same order.
+
+    Warns:
+        UserWarning: on the first rank, if only settings differ that may.
 
     Raises:
         InvalidArgumentError: the ranks' settings differ; the message names those settings and their
@@ -253,10 +257,28 @@ class _Comparison:
             if all(row == rows[0] for row in rows):
                 one.agreed = True
             elif number in used and None not in rows:
-                _refuse(self._gather, ranks, rows, self._described[number])
+                own = self._described[number]
+                warned = {each.name: each.warning for each in own if each.warning is not None}
+                strict = [[entry for entry in row if entry[0] not in warned] for row in rows]
+                if any(row != strict[0] for row in strict):
+                    _refuse(self._gather, ranks, strict, own)
+                one.agreed = True
+                if self._transport.rank == 0:
+                    _warn(warned, ranks, rows)
 
 
-# --- error messages ---
+# --- messages ---
+
+
+def _warn(warned, ranks, rows):
+    """Warn of settings that may differ, {name: text of the warning}."""
+    tables = [{name: digest for name, digest, _ in row} for row in rows]
+    for name, text in warned.items():
+        digests = [table.get(name) for table in tables]
+        others = [rank for rank, digest in zip(ranks, digests) if digest != digests[0]]
+        if others:
+            text = text.format(ranks=ranks_text(others))
+            warnings.warn(f"deepreduce_hvd: {text}", stacklevel=2)
 
 
 def _refuse(gather, ranks, rows, own):

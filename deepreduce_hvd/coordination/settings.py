@@ -13,10 +13,13 @@ class Setting(NamedTuple):
         name: name of the setting.
         value: a text, or a list of lines. Of a list, the error message shows the first line that
             differs.
+        warning: None if ranks must have equal values. Otherwise, what the first rank warns of if
+            they do not, with ``{ranks}`` for those that differ from it.
     """
 
     name: str
     value: str | list[str]
+    warning: str | None = None
 
     @property
     def digest(self):

@@ -12,7 +12,6 @@ from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.coordination.roll_call import REPEATED, RollCall
-from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch import results, unnamed
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
@@ -22,7 +21,7 @@ from deepreduce_hvd.torch.elastic import register as register_elastic
 from deepreduce_hvd.torch.exchanges import Exchanges
 from deepreduce_hvd.torch.host import HostPath
 from deepreduce_hvd.torch.optimizer_steps import OptimizerSteps
-from deepreduce_hvd.torch.parameters import Parameters, make_slots
+from deepreduce_hvd.torch.parameters import Parameters, frozen_parameters, make_slots, values_of
 from deepreduce_hvd.torch.pending import Pending, as_reduced, changed_warning, reduced_dtype
 from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.references import Kept, Probes
@@ -32,6 +31,11 @@ from deepreduce_hvd.torch.unexchanged import Unexchanged
 from deepreduce_hvd.torch.waits import names_who_is_gone, watch
 
 _HOST = torch.device("cpu")
+_OTHER_VALUES = (
+    "{ranks} began with other values of the compressor's parameters than the first rank, so the"
+    " gradients of different models are averaged; call hvd.broadcast_parameters(model.state_dict(),"
+    " root_rank=0) before the first step"
+)
 
 
 class Adapter(TorchAdapter):
@@ -358,17 +362,13 @@ class Adapter(TorchAdapter):
         return self._tables_before
 
     def framework_settings(self):
-        """Return which parameters are frozen; their buckets depend on it."""
-        return [
-            Setting(
-                "frozen parameters",
-                [
-                    f"{slot.name} {'trained' if slot.parameter.requires_grad else 'frozen'}"
-                    for slot in self.slots.values()
-                    if not slot.dense
-                ],
-            )
-        ]
+        return [frozen_parameters(self.slots)]
+
+    def describe(self, with_steps):
+        # an elastic state makes the parameters equal after the handshake
+        parameters = {name: slot.parameter for name, slot in self.slots.items()}
+        values = [values_of(parameters, _OTHER_VALUES)] if with_steps else []
+        return [*super().describe(with_steps), *values]
 
     def forget_steps(self):
         """Discard the steps in progress."""

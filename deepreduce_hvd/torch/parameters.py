@@ -5,6 +5,7 @@ import zlib
 
 import torch
 
+from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.ops import DTYPES
 from deepreduce_hvd.torch.slot import Slot
@@ -158,6 +159,45 @@ class Parameters:
             self._by_gradient = {id(slot.parameter.grad): slot for slot in self}
             slot = self._by_gradient.get(id(gradient))
         return slot
+
+
+def frozen_parameters(slots):
+    """Return the setting with the parameters that are frozen; their buckets depend on it.
+
+    Args:
+        slots: name of a parameter -> its slot.
+    """
+    return Setting(
+        "frozen parameters",
+        [
+            f"{name} {'frozen' if slot.frozen else 'trained'}"
+            for name, slot in slots.items()
+            if not slot.dense
+        ],
+    )
+
+
+def values_of(parameters, warning):
+    """Return the setting with a checksum of each parameter. Ranks should begin with equal ones.
+
+    Args:
+        parameters: name of a parameter -> the parameter, or this rank's part of it.
+        warning: as for :class:`~deepreduce_hvd.coordination.settings.Setting`.
+    """
+    sums = [f"{name} {_sum_of_bits(one.detach())}" for name, one in parameters.items()]
+    return Setting("values of parameters", sums, warning)
+
+
+def _sum_of_bits(values):
+    """Return the sum of a tensor's memory as integers, which takes about as long as reading it."""
+    if values.dtype not in DTYPES or values.layout != torch.strided:
+        return 0  # never exchanged
+    flat = values.contiguous().view(-1)
+    in_word = 8 // flat.element_size()
+    if flat.storage_offset() % in_word:
+        flat = flat.clone()
+    whole = flat.numel() - flat.numel() % in_word
+    return int(flat[:whole].view(torch.int64).sum()) + int(flat[whole:].view(torch.uint8).sum())
 
 
 def _remove(handles):

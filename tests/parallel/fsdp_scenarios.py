@@ -15,8 +15,8 @@ import fsdp_states
 import random_plans
 import torch
 import torch.distributed as dist
-from ddp_tools import main
-from fsdp_tools import meshes
+from ddp_tools import Network, main
+from fsdp_tools import meshes, sharded
 from torch.distributed.fsdp import fully_shard
 
 import deepreduce_hvd as dr
@@ -40,6 +40,21 @@ def scenario_skipped_steps_of_several_passes_lose_nothing(directory):
         build = ddp_loss_scale.fsdp_model(meshes((2, 4, 1)[seed % 3]))
         skipped += ddp_loss_scale.run(seed, build)
     assert skipped
+
+
+def scenario_hosts_that_begin_with_other_values_are_named(directory):
+    for hosts in (2, 4, 1):
+        mesh = meshes(hosts)
+        for differs in (True, False):
+            network = Network()
+            with torch.no_grad():
+                network.last.bias += differs and mesh.get_local_rank("hosts") == hosts - 1
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                sharded(network, mesh)
+            texts = [str(one.message) for one in caught if "other values" in str(one.message)]
+            first = mesh.get_local_rank("hosts") == 0
+            assert bool(texts) == (differs and hosts > 1 and first), (hosts, differs, texts)
 
 
 def scenario_an_embedding_table_gets_the_codec_rows_or_is_named_where_its_rows_are(directory):

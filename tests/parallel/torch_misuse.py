@@ -56,6 +56,27 @@ def scenario_layers_that_are_added_to_the_optimizer_are_named(directory):
     assert 'of param_groups[1]["params"][0], param_groups[1]["params"][1] that was' in text, text
 
 
+def scenario_ranks_that_begin_with_other_values_are_named(directory):
+    for dtype in (torch.float32, torch.float16, torch.float64):
+        for differs in (True, False):
+            network = model(seed=hvd.rank(), dtype=dtype)
+            if not differs:
+                hvd.broadcast_parameters(network.state_dict(), root_rank=0)
+            with torch.no_grad():
+                network[4].bias[2] += differs and hvd.rank() == hvd.size() - 1
+            optimizer, _ = distributed(network)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for number in range(3):
+                    _plain(network)(optimizer, number)
+            texts = [str(one.message) for one in caught if "other values" in str(one.message)]
+            assert bool(texts) == (differs and hvd.rank() == 0), texts
+            if texts:
+                (text,) = texts
+                others = "rank 1" if hvd.size() == 2 else "ranks 1, 2"
+                assert f"{others} began with other values" in text, text
+
+
 def scenario_a_closure_is_named(directory):
     network = model()
     optimizer, _ = distributed(network)

@@ -31,6 +31,7 @@ from deepreduce_hvd.torch.fsdp.groups import (
     modules_and_groups,
     values_of_caller,
 )
+from deepreduce_hvd.torch.parameters import values_of
 
 
 def register(compressor, model, mesh):
@@ -167,7 +168,12 @@ class _InHost:
 
 
 #: settings that differ between the shards of a host
-_OF_A_SHARD = ("shard", "parameters", "embedding tables")
+_OF_A_SHARD = ("shard", "parameters", "embedding tables", "values of parameters")
+_OTHER_VALUES = (
+    "{ranks} registered other values of the parameters than the first host; all hosts must train"
+    " the same model, so set a seed before the model is created, or load the same checkpoint on all"
+    " hosts before the first step"
+)
 
 
 class FsdpAdapter(DistributedAdapter):
@@ -215,6 +221,10 @@ class FsdpAdapter(DistributedAdapter):
                 ],
             ),
         ]
+
+    def describe(self, with_steps):
+        shards = {name: slot.parameter.to_local() for name, slot in self.slots.items()}
+        return [*super().describe(with_steps), values_of(shards, _OTHER_VALUES)]
 
     # --- one buffer ---
 
