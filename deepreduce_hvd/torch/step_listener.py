@@ -3,6 +3,7 @@
 import functools
 import weakref
 
+import torch
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -32,11 +33,13 @@ def _register():
     register_optimizer_step_post_hook(_end)
 
 
+@torch._disable_dynamo  # which would trace it in a training step that is compiled as a whole
 def _begin(optimizer, arguments, keywords):
     for listener in list(_listeners):
         listener.begin_step(optimizer)
 
 
+@torch._disable_dynamo
 def _end(optimizer, arguments, keywords):
     for listener in list(_listeners):
         listener.end_step(optimizer)

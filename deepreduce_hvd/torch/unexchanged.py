@@ -75,7 +75,10 @@ class Unexchanged(StepListener):
         names = self._names(optimizer)
         if names:
             self._has_warned = True
-            warnings.warn(f"deepreduce_hvd: {_text(names)}. {self._advice}", stacklevel=4)
+            warnings.warn(
+                f"deepreduce_hvd: {_text(names)}. {self._advice}",
+                stacklevel=6,  # at the call of step, behind four wrappers
+            )
 
     def _names(self, optimizer):
         """Return the names of the parameters whose gradients were made, but not exchanged."""
