@@ -237,7 +237,10 @@ def _check_framework(report, framework):
 def _check_horovod(report, frameworks):
     version = _version("horovod")
     if version is None:
-        report.absent("Horovod", "not installed; Compressor works without it in PyTorch's DDP only")
+        report.absent(
+            "Horovod",
+            "not installed; Compressor works without it in PyTorch's DDP and fully_shard only",
+        )
         return
     for framework in frameworks:
         name = framework.name

@@ -5,6 +5,7 @@ import warnings
 from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.launchers import why_alone
 from deepreduce_hvd.coordination.settings import known_tables, step_counters
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning import layout
@@ -115,6 +116,17 @@ class BaseAdapter:
             ranks = self.transport.size
             for message in layout.differences_of(schedule, self.compressor.policies, ranks):
                 warnings.warn(f"deepreduce_hvd: {message}", stacklevel=5)
+
+    def warn_if_alone(self, stacklevel):
+        """Warn if this process is a job of Horovod of its own, but others were started with it.
+
+        Args:
+            stacklevel: as for :func:`warnings.warn`, from here to the program.
+        """
+        horovod = self.transport.horovod
+        why = why_alone() if horovod.is_initialized() and horovod.size() == 1 else None
+        if why is not None:
+            warnings.warn(f"deepreduce_hvd: {why}", stacklevel=stacklevel)
 
     def _knows_ranks(self):
         """Return whether Horovod is initialized, or is not used."""

@@ -32,9 +32,8 @@ from deepreduce_hvd.torch.waits import names_who_is_gone, watch
 
 _HOST = torch.device("cpu")
 _OTHER_VALUES = (
-    "{ranks} began with other values of the compressor's parameters than the first rank, so the"
-    " gradients of different models are averaged; call hvd.broadcast_parameters(model.state_dict(),"
-    " root_rank=0) before the first step"
+    "{ranks} began with other values of the compressor's parameters than the first rank; call"
+    " hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step"
 )
 
 
@@ -50,6 +49,7 @@ class Adapter(TorchAdapter):
         register_elastic(type(compressor))
         unnamed.name_all()
         super().__init__(compressor, HorovodTransport(compressor.process_set))
+        self.warn_if_alone(stacklevel=5)
         self.device_path = DevicePath(compressor, hvd.nccl_built, hvd.rank)
         self.host_path = HostPath(self.device_path)
         self.slots = make_slots(compressor, named, self.device_path.home)
