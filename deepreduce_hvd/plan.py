@@ -16,7 +16,7 @@ from deepreduce_hvd.schedule.fields import expect
 from deepreduce_hvd.schedule.links import Link, Network
 from deepreduce_hvd.schedule.pictures import draw, write_trace
 from deepreduce_hvd.schedule.plan import Plan
-from deepreduce_hvd.schedule.profile import Profile
+from deepreduce_hvd.schedule.profile import Profile, least_density
 from deepreduce_hvd.schedule.rules import RULES, predict
 
 #: the rules of a picture
@@ -237,12 +237,12 @@ def _run(arguments: argparse.Namespace) -> None:
     for rule in rules:
         expect(rule in RULES, "--rules", f"some of {', '.join(RULES)}", repr(rule))
     density = arguments.density
-    expect(density is None or 0 < density <= 1, "--density", "a number in (0, 1]", density)
-    least = profile.density if density is None else density
+    least = least_density(profile, density, "--density")
+    more = " or more" if profile.has_ratio else ""
     print(
         f"{len(profile.parameters)} parameters, {profile.elements:,} elements; forward "
         f"{profile.forward_seconds:.4g} s, backward {profile.backward_seconds:.4g} s, update "
-        f"{profile.update_seconds:.4g} s; density {100 * least:.3g} % or more"
+        f"{profile.update_seconds:.4g} s; density {100 * least:.3g} %{more}"
     )
     for name, fit in profile.fits().items():
         print(

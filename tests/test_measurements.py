@@ -1,12 +1,18 @@
-"""What ``schedule="auto"`` measures of a codec, against direct encoding."""
+"""What ``schedule="auto"`` and profiles measure of a codec, against direct encoding."""
+
+import random
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.planning.measured_profile import Costs
+from deepreduce_hvd.planning import layout
+from deepreduce_hvd.planning.measured_profile import Costs, measured_profile
 from deepreduce_hvd.planning.measurements import curve_of, network_tables
-from deepreduce_hvd.schedule import Parameter
+from deepreduce_hvd.planning.policies import Policy
+from deepreduce_hvd.schedule import Link, Network, Parameter, Profile, optimal_plan
 
 CODECS = {
     "the default": dr.recommended_codec(),
@@ -27,7 +33,7 @@ def test_payloads_at_other_densities_are_predicted_from_one(name):
         denser = dr.Codec(codec.sparsifier.with_ratio(density), codec.index, codec.value)
         return denser.encode(gradient, step=step).size
 
-    points = Costs(0.0, 0.0, payload(ratio)).points(codec, curve.growth)
+    points = Costs(0.0, 0.0, payload(ratio)).points(ratio, curve.growth)
     parameter = Parameter("p", gradient.size, 0.0, 0.0, 0.0, points)
     assert parameter.payload_bytes[0] == (ratio, payload(ratio))
     for density in (0.1, 0.25, 0.5):
@@ -46,10 +52,81 @@ def test_a_codec_that_is_already_dense():
     assert curve == (((1.0, 1.0),), 1.0, 0.0)
 
 
-def test_without_a_payload_or_a_ratio_nothing_is_known():
+def test_what_is_known_of_payloads():
     growth = ((0.01, 1.0), (0.1, 7.0))
-    assert Costs(0.0, 0.0, None).points(dr.recommended_codec(), growth) == ()
-    assert Costs(0.0, 0.0, 90).points(dr.Codec(dr.Threshold(0.1)), growth) == ()
+    assert Costs(0.0, 0.0, None).points(0.01, growth) == ()
+    assert Costs(0.0, 0.0, 90).points(0.01, growth) == ((0.01, 90), (0.1, 40 + 7 * 50))
+    assert Costs(0.0, 0.0, 90).points(0.3) == ((0.3, 90),)
+
+
+class Sent(NamedTuple):
+    """A slot after a step."""
+
+    shape: tuple[int, ...]
+    payload: np.ndarray
+
+    def statistics(self):
+        return {"sent_values": dr.inspect(self.payload)["k"]}
+
+
+#: {codec without a ratio: what makes one of random settings}
+WITHOUT_RATIO = {
+    "a threshold": lambda draw: dr.Codec(dr.Threshold(draw.uniform(0.5, 4.0)), index=dr.Rice()),
+    "all elements": lambda draw: dr.Codec(dr.NoneSparsifier(), value=dr.Deflate()),
+    "a number of elements": lambda draw: dr.Codec(dr.TopK(k=draw.randint(1, 300))),
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT_RATIO)
+@pytest.mark.parametrize("seed", range(12))
+def test_a_plan_keeps_a_codec_without_a_ratio(what, seed):
+    """The ranks' profiles are merged, and the job takes the plan of the merged one."""
+    draw, ranks = random.Random(seed), 3
+    codec = WITHOUT_RATIO[what](draw)
+    names = [f"p{number}" for number in range(draw.randint(1, 6))]
+    shapes = {name: (draw.randint(1_000, 9_000),) for name in names}
+    policies = {name: Policy("codec", codec, dr.Residual()) for name in names}
+    ready = dict(zip(names, sorted(draw.uniform(0, 0.01) for _ in names)))
+    profiles, sizes = [], []
+    for rank in range(ranks):
+        values = np.random.default_rng([seed, rank])
+        slots, costs = {}, {}
+        for number, (name, shape) in enumerate(shapes.items()):
+            # layers differ in scale, so a threshold sends much of some and nothing of others
+            gradient = 10.0 ** (1 - number % 3) * values.standard_normal(shape)
+            slots[name] = Sent(shape, codec.encode(gradient.astype(np.float32)))
+            costs[name] = Costs(1e-4, 1e-4, slots[name].payload.size)
+        times = SimpleNamespace(ready=ready, rest=0.01)
+        profiles.append(measured_profile(policies, times, slots, ranks, (), costs))
+        sizes.append({name: slot.payload.size for name, slot in slots.items()})
+    loaded = [Profile.from_json(one.to_json()) for one in profiles]
+    assert loaded == profiles
+    merged = Profile.merged(loaded)
+    assert merged.density == max(one.density for one in profiles)
+    for part in merged.parameters:
+        assert part.payload(merged.density) == max(one[part.name] for one in sizes)
+    network = Network(ranks, Link.of_rate("random", 10 ** draw.uniform(7, 10)))
+    plan = optimal_plan(merged, network)
+    layout.expect_schedule(plan, policies, dr.Allgather())
+    made = layout.of_plan(policies, 0, plan)
+    for message in plan.messages:
+        for name in message.members:
+            kept = message.way == "codec"
+            assert made.policies[name] == (
+                policies[name] if kept else Policy(message.way, None, dr.Residual())
+            )
+    assert layout.differences_of(plan, policies, ranks) == []
+
+
+def test_a_plan_for_another_codec_without_a_ratio_is_refused():
+    policies = {"one": Policy("codec", dr.Codec(dr.Threshold(0.1)), dr.Residual())}
+    profile = Profile((Parameter("one", 1_000_000, 0.01),), codec=repr(dr.Codec(dr.Threshold(0.2))))
+    plan = optimal_plan(profile, Network(2, Link.parse("10mbit")))
+    message = (
+        r"plan: expected one that was made for Codec\(Threshold.*0.1\).*got one for Codec.*0.2"
+    )
+    with pytest.raises(dr.InvalidArgumentError, match=message):
+        layout.of_plan(policies, 0, plan)
 
 
 class Recorder:

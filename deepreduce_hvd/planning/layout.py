@@ -126,7 +126,7 @@ def of_plan(policies: Mapping[str, Policy], fingerprint: int, plan: Plan) -> Lay
         _expect_members(message, policies)
         members = tuple(name for name in message.members if name in changing)
         for name in members:
-            planned[name] = _planned(name, policies[name], message)
+            planned[name] = _planned(name, policies[name], message, plan.codec)
         if message.way == CODEC and members:
             messages.append(members)
             communicators.update(dict.fromkeys(members, EXACT_SUMS[message.communicator]))
@@ -176,8 +176,17 @@ def _expect_members(message: Message, policies: Mapping[str, Policy]) -> None:
         )
 
 
-def _planned(name: str, policy: Policy, message: Message) -> Policy:
-    """Return the policy of a compressed parameter in a message. Its memory stays."""
+def _planned(name: str, policy: Policy, message: Message, made_for: str) -> Policy:
+    """Return the policy of a compressed parameter in a message. Its memory stays.
+
+    So does a codec without a ratio, if the plan was made for it.
+
+    Args:
+        name: name of the parameter.
+        policy: its own policy.
+        message: the message.
+        made_for: the codec that the plan was made for, as text.
+    """
     if message.way != CODEC:
         if not _can_be_added(policy.memory):
             raise InvalidArgumentError(
@@ -188,13 +197,15 @@ def _planned(name: str, policy: Policy, message: Message) -> Policy:
     codec, density = policy.codec, message.density
     assert codec is not None and density is not None
     expect_stages(codec, policy.memory, EXACT_SUMS[message.communicator])
-    if density == ratio_of(codec):
+    ratio = ratio_of(codec)
+    if density == ratio or (ratio is None and made_for == repr(codec)):
         return policy
     sparsifier = codec.sparsifier.with_ratio(density)
     if sparsifier is None:
         raise InvalidArgumentError(
-            "plan: expected a sparsifier with a ratio, such as TopK(0.01), for a density of"
-            f" {density:g}, got {codec.sparsifier!r} for {name}"
+            f"plan: expected one that was made for {codec!r}, whose density no plan can change, got"
+            f" one for {made_for} with a density of {density:g} for {name}; make it from a profile"
+            " of a job with this codec"
         )
     return Policy(CODEC, Codec(sparsifier, codec.index, codec.value), policy.memory)
 

@@ -30,23 +30,18 @@ class Costs(NamedTuple):
         steps = max(steps, 1)  # it may have had no gradient
         return cls(encode / steps, decode / steps, slot.payload_bytes)
 
-    def points(self, codec, growth=None, share=None):
-        """Return the (density, bytes) pairs that are known of payloads of ``codec``.
+    def points(self, density, growth=None):
+        """Return the (density, bytes) pairs that are known of payloads.
 
         Args:
-            codec: the codec.
-            growth: None, or (density, bytes / bytes at the codec's own density) pairs, without the
-                bytes of headers.
-            share: share of the elements that the last payload has, for a codec without a ratio;
-                None if it is not known.
+            density: density of the last payload.
+            growth: None, or (density, bytes / bytes at ``density``) pairs, without the bytes of
+                headers.
         """
         if self.payload is None:
             return ()
-        ratio = layout.ratio_of(codec)
-        if ratio is None:
-            return ((share, self.payload),) if share else ()
         body = self.payload - HEADER.size
-        points = growth or ((ratio, 1.0),)
+        points = growth or ((density, 1.0),)
         return tuple((at, HEADER.size + factor * body) for at, factor in points)
 
 
@@ -80,24 +75,23 @@ def measured_profile(policies, times, slots, ranks, tables, costs=None, growth=N
         )
     ready = times.ready
     codecs = [policies[name].codec for name in names]
-    ratio = _expect_one_ratio(codecs)
-    shares, density = dict.fromkeys(names), ratio
+    ratio = density = _expect_one_ratio(codecs)
     if ratio is None:
-        sent = {name: slots[name].statistics()["sent_values"] for name in names}
-        shares = {name: sent[name] / elements[name] for name in names}
-        density = sum(sent.values()) / sum(elements[name] for name in names)
+        sent = sum(slots[name].statistics()["sent_values"] for name in names)
+        density = sent / sum(elements[name] for name in names)
         if not density:
             raise InvalidArgumentError("profile: expected a last step that sent elements, got none")
+        measured = {**measured, "max_density": density}
     parts = [
         Parameter(
             name, elements[name], max(ready[name], 0.0), costs[name].encode,
-            costs[name].decode / ranks, costs[name].points(codec, growth, shares[name]),
+            costs[name].decode / ranks, costs[name].points(density, growth),
         )
-        for name, codec in zip(names, codecs)
+        for name in names
     ]  # fmt: skip
     return Profile(
         tuple(parts), times.rest, hosts=ranks, codec=repr(codecs[0]), density=density,
-        **measured,
+        has_ratio=ratio is not None, **measured,
     )  # fmt: skip
 
 

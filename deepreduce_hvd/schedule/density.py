@@ -85,7 +85,8 @@ def lags(
     Args:
         profile: the profile.
         network: the network.
-        max_compression: the inverse of the smallest density.
+        max_compression: the inverse of the smallest density. A codec without a ratio has only the
+            density of the profile.
         hide_behind: "next" is the published rule: an exchange is in time if it ends before the next
             layer's gradient is computed. "rest" uses the whole rest of the backward pass, except
             the time that later layers need at the smallest density. The last message then ends with
@@ -100,7 +101,7 @@ def lags(
     expect(max_compression >= 1, "lags max_compression", "a number of at least 1", max_compression)
     expect(hide_behind in ("next", "rest"), "lags hide_behind", "'next' or 'rest'", hide_behind)
     model = Model(profile, network)
-    least = 1 / max_compression
+    least = 1 / max_compression if profile.has_ratio else profile.density
     deadlines = _Deadlines(model, least) if hide_behind == "rest" else None
     messages = []
     # seconds by which encoding has delayed backward; when the threads and the network are free

@@ -14,7 +14,7 @@ from deepreduce_hvd.schedule.grouping import FloatArray, IndexArray
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.merge import pareto_paths
 from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan, kept_share
-from deepreduce_hvd.schedule.profile import Profile
+from deepreduce_hvd.schedule.profile import Profile, least_density
 
 _SIZES = 64  # of messages at which communicators are compared
 _STATES = 32  # pairs of clocks that the program keeps per prefix of the gradients
@@ -47,7 +47,8 @@ def optimal_plan(
     Args:
         profile: the profile.
         network: the network.
-        density: the smallest density of the codec. Default: that of the profile.
+        density: the smallest density of the codec. Default: that of the profile, the only one for a
+            codec without a ratio.
         ways: how messages may be sent, some of "dense", "fp16" and "codec". Without "codec",
             nothing is sparsified.
         communicators: the communicators that may be used for payloads.
@@ -60,14 +61,13 @@ def optimal_plan(
 
     Raises:
         InvalidArgumentError: an unknown value in ``ways`` or ``communicators``, empty ``ways``, no
-            Allgather, a density outside of (0, 1], or groups that do not add up to the number of
-            parameters.
+            Allgather, a density outside of (0, 1] or one for a codec without a ratio, or groups
+            that do not add up to the number of parameters.
     """
     for way in ways:
         expect(way in WAYS, "optimal_plan ways", f"some of {', '.join(WAYS)}", repr(way))
     expect(bool(ways), "optimal_plan ways", "at least one", "none")
-    least = profile.density if density is None else density
-    expect(0 < least <= 1, "optimal_plan density", "a number in (0, 1]", least)
+    least = least_density(profile, density, "optimal_plan density")
     for name in communicators:
         good = name in COMMUNICATORS
         expect(good, "optimal_plan communicators", f"some of {', '.join(COMMUNICATORS)}", name)

@@ -28,6 +28,7 @@ from deepreduce_hvd.schedule.fields import (
 )
 from deepreduce_hvd.schedule.links import Link
 from deepreduce_hvd.schedule.parameter import DEFAULT_DENSITY, Parameter, parameter_of
+from deepreduce_hvd.schedule.slowest import slowest, slowest_table
 from deepreduce_hvd.schedule.tables import Fit, Table
 
 FORMAT, VERSION = "deepreduce_hvd profile", 1
@@ -36,8 +37,9 @@ ASSUMED_CODEC = "the default codec"
 _TABLES = ("allgather", "allreduce", "allreduce_fp16")
 #: seconds per element
 _PER_ELEMENT = ("to_fp16_seconds", "from_fp16_seconds", "seconds_per_kept_element")
-_OPTIONAL = (*_PER_ELEMENT, "max_density", "gather_overlap", "encoding_delay")
-_NUMBERS = ("forward_seconds", "update_seconds", "density", *_OPTIONAL)
+_OPTIONAL_NUMBERS = (*_PER_ELEMENT, "max_density", "gather_overlap", "encoding_delay")
+_OPTIONAL = (*_OPTIONAL_NUMBERS, "has_ratio")
+_NUMBERS = ("forward_seconds", "update_seconds", "density", *_OPTIONAL_NUMBERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +67,10 @@ class Profile:
             one can carry less of a gradient.
         encoding_delay: seconds by which each second of encoding delays backward. With 1, backward
             waits for encoding. With 0, threads encode while it goes on.
+        has_ratio: whether the sparsifier has a ratio, as ``TopK(0.01)`` has. Without one, as with
+            ``Threshold``, no plan changes the density. Then ``density`` is the share of the
+            elements of all parameters that was sent, ``max_density`` is the same, and payloads are
+            known at this density only.
     """
 
     parameters: tuple[Parameter, ...]
@@ -83,6 +89,7 @@ class Profile:
     encoding_delay: float = 1.0
     max_density: float = 1.0
     gather_overlap: float = 0.0
+    has_ratio: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple(self.parameters))
@@ -95,6 +102,13 @@ class Profile:
         for what in ("density", "max_density"):
             value = getattr(self, what)
             expect(0 < value <= 1, f"profile {what}", "a density in (0, 1]", value)
+        is_bool = isinstance(self.has_ratio, bool)
+        expect(is_bool, "profile has_ratio", "True or False", repr(self.has_ratio))
+        if not self.has_ratio:
+            known = {at for part in self.parameters for at, _ in part.payload_bytes}
+            others = sorted({*known, self.max_density} - {self.density})
+            where = "profile max_density and payload_bytes"
+            expect(not others, where, f"the density {self.density} without a ratio", others)
         delay = self.encoding_delay
         expect(0 <= delay <= 1, "profile encoding_delay", "a number in [0, 1]", delay)
         names = [parameter.name for parameter in self.parameters]
@@ -224,7 +238,8 @@ class Profile:
     def merged(cls, profiles: Sequence["Profile"]) -> "Profile":
         """Merge the profiles of several ranks into one, with the largest of each measured number.
 
-        A step ends when its slowest rank is ready, so all ranks need one common profile.
+        A step ends when its slowest rank is ready, so all ranks need one common profile. Without a
+        ratio, ranks may have different densities. The result then has the largest one.
 
         Args:
             profiles: the profiles of the ranks, at least one.
@@ -238,9 +253,11 @@ class Profile:
         """
         expect(bool(profiles), "profiles", "at least one", "none")
         first = profiles[0]
+        density = None if first.has_ratio else max(profile.density for profile in profiles)
+        same = ("density", "max_density") if first.has_ratio else ()
         by_name = [{part.name: part for part in profile.parameters} for profile in profiles]
         for number, profile in enumerate(profiles):
-            for what in ("hosts", "ranks_per_host", "codec", "density", "max_density"):
+            for what in ("hosts", "ranks_per_host", "codec", "has_ratio", *same):
                 expected, got = getattr(first, what), getattr(profile, what)
                 where = f"profile {number} {what}"
                 expect(expected == got, where, f"{expected!r} as in profile 0", repr(got))
@@ -256,14 +273,16 @@ class Profile:
                 f"a difference in {', '.join(sorted({name for name, _ in different}))}",
             )
         parameters = [
-            _slowest([names[part.name] for names in by_name]) for part in first.parameters
+            slowest([names[part.name] for names in by_name], density) for part in first.parameters
         ]
         measured: dict[str, Any] = {
-            name: _slowest_table(name, [getattr(profile, name) for profile in profiles])
+            name: slowest_table(name, [getattr(profile, name) for profile in profiles])
             for name in _TABLES
         }
         for key in (*_PER_ELEMENT, "encoding_delay"):
             measured[key] = max(getattr(profile, key) for profile in profiles)
+        if density is not None:
+            measured["density"] = measured["max_density"] = density
         parameters.sort(key=lambda part: part.ready_seconds)  # stable: ties in the first's order
         return dataclasses.replace(
             first,
@@ -275,39 +294,24 @@ class Profile:
         )
 
 
-def _slowest(parts: list[Parameter]) -> Parameter:
-    points = [[density for density, _ in part.payload_bytes] for part in parts]
-    expect(
-        all(one == points[0] for one in points),
-        f"{parts[0].name} payload_bytes",
-        "the same densities in all profiles",
-        points,
-    )
-    return dataclasses.replace(
-        parts[0],
-        ready_seconds=max(part.ready_seconds for part in parts),
-        encode_seconds=max(part.encode_seconds for part in parts),
-        decode_seconds=max(part.decode_seconds for part in parts),
-        payload_bytes=_largest([part.payload_bytes for part in parts]),
-    )
+def least_density(profile: Profile, density: float | None, where: str) -> float:
+    """Return the smallest density of a plan.
 
+    Args:
+        profile: the profile.
+        density: a number in (0, 1]. None for the density of the profile.
+        where: the place for the message.
 
-def _largest(rows: Sequence[tuple[tuple[float, float], ...]]) -> tuple[tuple[float, float], ...]:
-    return tuple((points[0][0], max(value for _, value in points)) for points in zip(*rows))
-
-
-def _slowest_table(name: str, tables: list[Table | None]) -> Table | None:
-    known = [table.points for table in tables if table is not None]
-    if not known:
-        return None
-    sizes = [[size for size, _ in points] for points in known]
-    expect(
-        len(known) == len(tables) and all(one == sizes[0] for one in sizes),
-        f"link {name}",
-        "a table of the same bytes in all profiles",
-        sizes,
-    )
-    return Table(_largest(known))
+    Raises:
+        InvalidArgumentError: the number is out of range, or the codec has no ratio and the number
+            is another one than the density of the profile.
+    """
+    if density is None:
+        return profile.density
+    expect(0 < density <= 1, where, "a number in (0, 1]", density)
+    good = profile.has_ratio or density == profile.density
+    expect(good, where, f"none for {profile.codec}, whose density no plan can change", density)
+    return density
 
 
 #: The density at which payloads with one bit per value carry most of a gradient. With more

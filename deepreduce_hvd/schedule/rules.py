@@ -9,7 +9,7 @@ from deepreduce_hvd.schedule.fields import expect
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.merge import selection_cost
 from deepreduce_hvd.schedule.optimum import optimal_plan
-from deepreduce_hvd.schedule.profile import Profile
+from deepreduce_hvd.schedule.profile import Profile, least_density
 from deepreduce_hvd.schedule.published_rules import mg_wfbp, omgs
 
 #: dense bytes of the buckets of ``Compressor(bucket_bytes=)``, by default
@@ -44,12 +44,13 @@ def predict(
         rule: one of :data:`RULES`.
         profile: the profile.
         network: the network.
-        density: the smallest density of the codec. Default: that of the profile.
+        density: the smallest density of the codec. Default: that of the profile, the only one for a
+            codec without a ratio.
         groups: lengths of the groups of consecutive parameters that share a message, in place of
             the rule's own grouping. Not for LAGS.
     """
     expect(rule in RULES, "rule", f"one of {', '.join(RULES)}", repr(rule))
-    least = profile.density if density is None else density
+    least = least_density(profile, density, "predict density")
     if rule == "plan":
         chosen = optimal_plan(profile, network, density=least, groups=groups)
         return chosen.timeline, chosen.messages

@@ -6,16 +6,18 @@ from scenario_runner import refused
 from torch_gradients_tools import expect
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.schedule import Link, Network, Plan, Profile
+from deepreduce_hvd.schedule.rules import predict
 
 
-def _job(codec, memory=None):
+def _job(codec, memory=None, schedule=None):
     """Return (compressor, function that trains a number of steps)."""
     torch.manual_seed(0)
     network = torch.nn.Sequential(
         torch.nn.Linear(90, 100), torch.nn.ReLU(), torch.nn.Linear(100, 40)
     )
     compressor = dr.Compressor(
-        codec, memory, parameters=network.named_parameters(), dense_below=1024
+        codec, memory, parameters=network.named_parameters(), dense_below=1024, schedule=schedule
     )
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(network.parameters(), lr=0.1),
@@ -37,7 +39,7 @@ def _top(ratio, **options):
 
 
 def scenario_profiles_have_the_bytes_that_were_sent(directory):
-    """At the density that was sent, with a ratio and without one."""
+    """At the density that was sent, with a ratio and without one. A job takes a plan from them."""
     cases = {
         "a ratio": (_top(0.01), None),
         "a ratio after its warm-up": (_top(0.02, warmup_steps=7), None),
@@ -53,17 +55,28 @@ def scenario_profiles_have_the_bytes_that_were_sent(directory):
         train(10)
         profile, rows = compressor.profile(), compressor.stats()
         expect([one.name for one in profile.parameters] == ["2.weight", "0.weight"], what)
-        sent = elements = predicted = total = 0
+        sent = elements = 0
         for one in profile.parameters:
             row = rows[one.name]
             size = sum(row[part] for part in ("header_bytes", "index_bytes", "value_bytes"))
             size += row["order_bytes"]
-            share = row["sent_values"] / one.elements
-            expect(abs(one.payload(share) / size - 1) < 0.02, what, one, row)
+            expect(abs(one.payload(profile.density) / size - 1) < 0.02, what, one, row)
             sent, elements = sent + row["sent_values"], elements + one.elements
-            predicted, total = predicted + one.payload(profile.density), total + size
         expect(abs(profile.density * elements / sent - 1) < 0.02, what, profile.density, sent)
-        expect(abs(predicted / total - 1) < 0.1, what, "predicted", predicted, "sent", total)
+        profiles = [Profile.from_json(text) for text in hvd.allgather_object(profile.to_json())]
+        merged = Profile.merged(profiles)
+        largest = max(one.density for one in profiles)
+        expect(merged.density == largest, what, merged.density, largest)
+        network = Network(2, Link.parse("10mbit"))
+        plan = Plan.of(merged, network, predict("codec", merged, network)[1])
+        planned, train = _job(codec, memory, plan)
+        train(2)
+        paths = {row["path"] for name, row in planned.stats().items() if "weight" in name}
+        expect(paths == {"compressed"}, what, paths)
+        if not merged.has_ratio:
+            slots = [planned.adapter.slots[one.name] for one in merged.parameters]
+            codecs = {slot.policy.codec for slot in slots}
+            expect(codecs == {codec}, what, codecs)
 
 
 def scenario_profiles_of_one_density_only(directory):

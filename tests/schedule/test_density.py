@@ -1,5 +1,6 @@
 """LAGS: the closed form and halving against a search on the model of a step."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -112,6 +113,15 @@ def test_the_rest_of_backward_is_used_without_a_later_end(seed):
     # between ranks of one host exchanges are free, so nothing needs to be compressed
     free = lags(profile, Network(1, network.link), max_compression=1 / LEAST, hide_behind="rest")
     assert all(message.density is None for message in free)
+
+
+@pytest.mark.parametrize("hide_behind", ["next", "rest"])
+def test_a_density_that_cannot_be_changed(hide_behind):
+    profile, network = random_profile(0, 9, density=0.07), random_network(0)
+    parts = tuple(dataclasses.replace(part, payload_bytes=()) for part in profile.parameters)
+    one = dataclasses.replace(profile, parameters=parts, max_density=0.07, has_ratio=False)
+    messages = lags(one, network, max_compression=1000, hide_behind=hide_behind)
+    assert {message.density for message in messages} == {None, 0.07}
 
 
 def test_measured_tables_that_are_not_monotone():

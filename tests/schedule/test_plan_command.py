@@ -1,5 +1,6 @@
 """``deepreduce-plan``: what it prints, writes and refuses."""
 
+import dataclasses
 import json
 import re
 import shlex
@@ -11,6 +12,7 @@ import pytest
 from schedule_profiles import random_profile
 
 from deepreduce_hvd import plan as command
+from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule import Link, Network, Plan, Profile, Table, layer_times, optimal_plan
 from deepreduce_hvd.schedule.rules import RULES, predict
 
@@ -90,6 +92,35 @@ def test_profiles_of_several_ranks_and_a_measured_link(tmp_path, capsys):
     assert "\nmeasured: " in text and "measured allgather, 2 hosts: 0.991 ms + 9.009 ns" in text
     text = run(capsys, tmp_path / "0.json", "--link", "measured,10mbit", "--hosts", "2")
     assert "\nmeasured: " in text and "\n10mbit: " in text
+
+
+def test_a_codec_without_a_ratio(tmp_path, capsys):
+    """Its density differs between ranks, and neither an option nor a plan changes it."""
+    network = Network(4, Link.parse("100mbit"))
+    parameters = random_profile(1, 5).parameters
+    for rank, density in enumerate((0.02, 0.03)):
+        parts = [
+            dataclasses.replace(part, payload_bytes=((density, 1e5 * density),))
+            for part in parameters
+        ]
+        profile = Profile(
+            parts, 0.01, codec="Threshold(1.0)", density=density, max_density=density,
+            has_ratio=False,
+        )  # fmt: skip
+        profile.save(tmp_path / f"{rank}.json")
+    paths = tmp_path / "0.json", tmp_path / "1.json"
+    text = run(capsys, *paths, "--hosts", 4, "--link", "100mbit", "--save", tmp_path / "plan.json")
+    assert "; density 3 %\n" in text
+    plan = Plan.load(tmp_path / "plan.json")
+    assert plan == optimal_plan(profile, network)
+    assert {message.density for message in plan.messages} <= {0.03, None}
+    assert 0.03 in {message.density for message in plan.messages}
+    with pytest.raises(SystemExit):
+        command.main([*map(str, paths), "--density", "0.05"])
+    message = "--density: expected none for Threshold(1.0), whose density no plan can change, got 0"
+    assert message in capsys.readouterr().err
+    with pytest.raises(InvalidArgumentError, match="predict density: expected none for Threshold"):
+        predict("codec", profile, network, 0.05)
 
 
 def test_picture_trace_and_plan(layers, tmp_path, capsys):

@@ -93,6 +93,11 @@ def changed(*path, value):
         (changed("seconds_per_kept_element", value="1"), "a finite number of at least 0"),
         (changed("encoding_delay", value=1.5), r"expected a number in \[0, 1\], got 1.5"),
         (changed("max_density", value=0), r"profile max_density: expected a density in \(0, 1\]"),
+        (changed("has_ratio", value=0), "profile has_ratio: expected True or False, got 0"),
+        (
+            changed("has_ratio", value=False),
+            r"payload_bytes: expected the density 0.01 without a ratio, got \[0.1, 1.0\]",
+        ),
         (changed("density", value=0), r"a density in \(0, 1\], got 0"),
         (changed("parameters", value=[]), "at least one"),
         (changed("parameters", value={}), "a list"),
@@ -184,6 +189,7 @@ def test_the_slowest_rank_counts():
 @pytest.mark.parametrize(
     "changes, message",
     [
+        ({"density": 0.02}, "profile 1 density: expected 0.01 as in profile 0, got 0.02"),
         ({"hosts": 3}, "profile 1 hosts: expected 2 as in profile 0, got 3"),
         ({"codec": "x"}, "profile 1 codec"),
         ({"parameters": PROFILE.parameters[:1]}, "a difference in first"),
