@@ -21,6 +21,8 @@ import tempfile
 
 import numpy as np
 
+from deepreduce_hvd.terminal import show
+
 _SIMD_LEVELS = ("scalar", "AVX2", "AVX-512")
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 _BUILD = "python -m deepreduce_hvd --build"
@@ -114,15 +116,15 @@ class _Report:
         self.problems = 0
 
     def good(self, what, text):
-        print(f"  ok       {what:<24}{text}")
+        show(f"  ok       {what:<24}{text}")
 
     def absent(self, what, text):
-        print(f"  -        {what:<24}{text}")
+        show(f"  -        {what:<24}{text}")
 
     def problem(self, what, text, remedy):
         self.problems += 1
-        print(f"  PROBLEM  {what:<24}{text}")
-        print(f"           {'':<24}{remedy}")
+        show(f"  PROBLEM  {what:<24}{text}")
+        show(f"           {'':<24}{remedy}")
 
 
 def _zlib_version(library):

@@ -26,6 +26,7 @@ from deepreduce_hvd.schedule.profile import Profile
 from deepreduce_hvd.settings import changed
 from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.statistics import summary_lines
+from deepreduce_hvd.terminal import show
 from deepreduce_hvd.validation import (
     expect_communicator,
     expect_settings,
@@ -416,7 +417,7 @@ class Compressor:
         lines = summary_lines(
             self.stats(), adapter.transport.size, adapter.frozen(), adapter.unregistered()
         )
-        print("\n".join([*lines, *adapter.notes()]))
+        show("\n".join([*lines, *adapter.notes()]))
 
     def profile(self) -> Profile:
         """Return measurements of this rank's last steps. On TensorFlow, it needs ``"auto"``.

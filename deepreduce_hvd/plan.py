@@ -174,7 +174,7 @@ def _show(
     link = networks[0].link
     per_byte = link.gather_seconds_per_byte
     rate = f"{8e-6 / per_byte:,.5g} Mb/s" if per_byte > 0 else "no limit of the rate"
-    print(f"\n{link.name}: {1e6 * link.gather_latency:.4g} µs per message, {rate}")
+    print(f"\n{link.name}: {1e6 * link.gather_latency:.4g} us per message, {rate}")
     hosts = [f"{network.hosts} host{'s' * (network.hosts > 1)}" for network in networks]
     print(f"{'':12}" + "".join(f"{text:>9}{'':16}" for text in hosts).rstrip())
     found = {rule: [predict(rule, profile, one, density) for one in networks] for rule in rules}

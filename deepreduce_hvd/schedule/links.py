@@ -159,7 +159,9 @@ class Link:
         """
         units, times = "|".join(_RATES), "|".join(_TIMES)
         found = re.fullmatch(
-            rf"(\d+(?:\.\d*)?)({units})(?::(\d+(?:\.\d*)?)({times}))?", text.strip().lower()
+            rf"(\d+(?:\.\d*)?)({units})(?::(\d+(?:\.\d*)?)({times}))?",
+            text.strip().lower(),
+            re.ASCII,
         )
         if not found or float(found[1]) == 0:
             raise InvalidArgumentError(

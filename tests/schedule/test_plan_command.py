@@ -39,7 +39,7 @@ def test_a_table_of_every_rule(layers, capsys):
     assert "3 parameters, 960,000 elements; forward 0.004 s, backward 0.008 s" in text
     for note in ("half of backward", "encode seconds are not known", "payloads are estimated"):
         assert note in text
-    assert "1gbit:50us: 50 µs per message, 1,000 Mb/s" in text
+    assert "1gbit:50us: 50 us per message, 1,000 Mb/s" in text
     for rule in RULES:
         assert sum(line.startswith(f"{rule} ") for line in text.splitlines()) == 2, rule
     profile = Profile(Profile.load(layers).parameters, 0.004)
@@ -173,6 +173,7 @@ def test_as_a_module(layers):
         (["--hosts", "two"], "--hosts: expected numbers such as 2,4,16, got 'two'"),
         (["--hosts", "0"], "--hosts: expected numbers"),
         (["--link", "fast"], "expected a rate such as 100mbit"),
+        (["--link", "٣gbit"], "expected a rate such as 100mbit"),
         (["--link", "measured"], "a profile with a measured link"),
         (["--density", "2"], r"--density: expected a number in (0, 1], got 2.0"),
         (["--rules", "best"], "--rules: expected some of serial"),
