@@ -20,7 +20,15 @@ _LABELS = {
     "forward": "forward, update", "backward": "backward", "encode": "encode", "decode": "decode",
     "dense": "dense message", "fp16": "float16 message", "codec": "encoded message",
 }  # fmt: skip
-_ROW, _MARGIN = 0.62, 1.3  # inches
+#: the tracks of a timeline, from top to bottom
+_TRACKS = (COMPUTE, THREADS, EXCHANGES, NETWORK)
+_ROW, _BAR, _GAP = 0.38, 0.34, 0.24  # of a track; its bar; and between timelines
+_INCHES, _MARGIN = 0.62, 1.3  # of 1 in these units, and around the timelines
+#: the tracks in words
+_ROWS = {
+    COMPUTE: "the device", THREADS: "threads that encode", EXCHANGES: "a thread that decodes",
+    NETWORK: "the network",
+}  # fmt: skip
 _EDGE = 0.004  # bars that are wider than this fraction of the picture have an edge
 
 
@@ -29,10 +37,17 @@ def _way(label: str) -> str:
     return next((way for way in ("dense", "fp16") if label.endswith(f", {way}")), "codec")
 
 
+def _tracks(found: Timeline) -> list[str]:
+    """Return the tracks of a timeline: those with events, and always device and network."""
+    used = {event.track for event in found.events} | {COMPUTE, NETWORK}
+    return [track for track in _TRACKS if track in used]
+
+
 def draw(timelines: Mapping[str, Timeline], path: str | os.PathLike[str], title: str = "") -> None:
     """Draw timelines below each other and write the picture to a file.
 
-    Each timeline has two rows: what the device computes, and the messages on the network.
+    Each timeline has a row for what the device computes, one for the messages on the network, and,
+    if threads encode, one for them in between.
 
     Args:
         timelines: {name: timeline}.
@@ -46,19 +61,22 @@ def draw(timelines: Mapping[str, Timeline], path: str | os.PathLike[str], title:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    figure = Figure(figsize=(11, _MARGIN + _ROW * len(timelines)), layout="constrained")
+    tracks = [_tracks(found) for found in timelines.values()]
+    heights = [_ROW * len(own) + _GAP for own in tracks]
+    figure = Figure(figsize=(11, _MARGIN + _INCHES * sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     used: set[str] = set()
     width = 1.1 * max(found.step_seconds for found in timelines.values())
-    for number, found in enumerate(timelines.values()):
-        for track, height in ((COMPUTE, 0.0), (NETWORK, 0.38)):
+    top, middles = 0.0, []
+    for found, own, height in zip(timelines.values(), tracks, heights):
+        for row, track in enumerate(own):
             bars = [event for event in found.events if event.track == track]
-            kinds = [event.kind if track == COMPUTE else _way(event.name) for event in bars]
+            kinds = [_way(event.name) if track == NETWORK else event.kind for event in bars]
             used.update("forward" if kind == "update" else kind for kind in kinds)
             axes.broken_barh(
                 [(event.start, event.end - event.start) for event in bars],
-                (number + height - 0.36, 0.34),
+                (top + row * _ROW, _BAR),
                 facecolors=[{**_COLORS, **_WAYS}[kind] for kind in kinds],
                 edgecolors="white",
                 # an edge would cover a narrow bar
@@ -66,17 +84,21 @@ def draw(timelines: Mapping[str, Timeline], path: str | os.PathLike[str], title:
                     0.5 if event.end - event.start > _EDGE * width else 0 for event in bars
                 ],
             )
+        middles.append(top + (height - _GAP) / 2)
         axes.text(
             found.step_seconds,
-            number,
+            middles[-1],
             f"  {_in_words(found.step_seconds)}",
             va="center",
             fontsize=9,
         )
-    axes.set_yticks(range(len(timelines)), list(timelines))
+        top += height
+    axes.set_yticks(middles, list(timelines))
+    axes.set_ylim(-_GAP, top)
     axes.invert_yaxis()
     axes.set_xlim(0, width)
-    axes.set_xlabel("seconds; upper row: the device, lower row: the network")
+    shown = [track for track in _TRACKS if any(track in own for own in tracks)]
+    axes.set_xlabel(f"seconds; rows from the top: {', '.join(_ROWS[track] for track in shown)}")
     if title:
         axes.set_title(title, fontsize=10)
     handles = [
@@ -105,9 +127,7 @@ def write_trace(timelines: Mapping[str, Timeline], path: str | os.PathLike[str])
     """
     events: list[dict[str, object]] = []
     for number, (name, found) in enumerate(timelines.items()):
-        tracks = {event.track for event in found.events} | {COMPUTE, NETWORK}
-        order = [track for track in (COMPUTE, THREADS, EXCHANGES, NETWORK) if track in tracks]
-        threads = {track: thread for thread, track in enumerate(order)}
+        threads = {track: thread for thread, track in enumerate(_tracks(found))}
         events.append(
             {"name": "process_name", "ph": "M", "pid": number, "tid": 0, "args": {"name": name}}
         )
