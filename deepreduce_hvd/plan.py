@@ -100,6 +100,11 @@ def _loaded(arguments: argparse.Namespace) -> tuple[Profile, list[str]]:
         known = any(getattr(part, f"{what}_seconds") > 0 for part in parameters)
         if not known and getattr(arguments, what) is None:
             notes.append(f"{what} seconds are not known: counted as 0 (--{what})")
+    if profile.to_fp16_seconds == profile.from_fp16_seconds == 0:
+        notes.append(
+            "conversion to float16 is not known: counted as free, so the steps of 'fp16' and 'plan'"
+            " may take longer"
+        )
     if not any(part.payload_bytes for part in parameters):
         notes.append("payloads are estimated: 1 bit per value, indices near the information bound")
     changed = dataclasses.replace(

@@ -55,8 +55,20 @@ def test_values_of_the_command_line(layers, capsys):
         "--decode", 1, "--density", 0.05, "--rules", "codec,dense", "--ranks-per-host", 2
     )  # fmt: skip
     assert "forward 0.5 s, backward 0.008 s, update 0.25 s; density 5 % or more" in text
-    assert "not known" not in text and "WFBP" not in text
+    assert "seconds are not known" not in text and "WFBP" not in text
     assert "encode" in text
+
+
+@pytest.mark.parametrize("to_fp16", [0.0, 1e-9])
+@pytest.mark.parametrize("from_fp16", [0.0, 1e-9])
+def test_free_conversion_to_float16_is_noted(tmp_path, capsys, to_fp16, from_fp16):
+    profile = dataclasses.replace(
+        layer_times(LAYERS), to_fp16_seconds=to_fp16, from_fp16_seconds=from_fp16
+    )
+    profile.save(tmp_path / "profile.json")
+    text = run(capsys, tmp_path / "profile.json", "--hosts", 2, "--rules", "fp16")
+    noted = "note: conversion to float16 is not known: counted as free" in text
+    assert noted == (to_fp16 == from_fp16 == 0)
 
 
 def test_encoding_in_the_background(layers, capsys):
