@@ -105,7 +105,7 @@ def test_the_blocks_of_a_page_run_in_order(document):
 
 @pytest.mark.slow
 def test_the_script_for_sharded_models_runs_on_two_hosts_of_two_ranks(tmp_path):
-    (script,) = python_blocks("docs/tutorial-fsdp.md")
+    script, _ = python_blocks("docs/tutorial-fsdp.md")
     path = tmp_path / "train.py"
     path.write_text(script)
     finished = run_ranks(
@@ -115,6 +115,32 @@ def test_the_script_for_sharded_models_runs_on_two_hosts_of_two_ranks(tmp_path):
     losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", finished.stdout)]
     assert losses[-1] < losses[0]
     assert re.search(r"0\.weight +15,000 .*compressed", finished.stdout), finished.stdout[-3000:]
+
+
+@pytest.mark.slow
+def test_the_script_for_sharded_models_resumes_with_other_numbers_of_ranks(tmp_path):
+    _, script = python_blocks("docs/tutorial-fsdp.md")
+    path, saved = tmp_path / "restarts.py", tmp_path / "saved"
+    path.write_text(script)
+
+    def losses(ranks_per_host, ranks):
+        """Return {step: loss} of a job on two hosts, from the latest checkpoint on."""
+        finished = run_ranks(
+            "torchrun", "--standalone", f"--nproc-per-node={ranks}", path, saved,
+            timeout=200, RANKS_PER_HOST=str(ranks_per_host),
+        )  # fmt: skip
+        assert finished.returncode == 0, finished.stdout[-3000:]
+        found = re.findall(rf"step (\d+): loss ([0-9.]+), ranks {ranks}", finished.stdout)
+        return {int(step): float(loss) for step, loss in found}
+
+    first = losses(2, 4)
+    assert list(first) == [19, 39, 59, 79, 99] and first[99] < first[19], first
+    (saved / "latest").write_text("step-40")
+    other = losses(1, 2)
+    assert list(other) == [59, 79, 99] and max(other.values()) < first[19], other
+    (saved / "latest").write_text("step-60")  # which the second job has saved
+    again = losses(1, 2)
+    assert again == {step: other[step] for step in (79, 99)}, again  # nothing was lost
 
 
 def _run_page(document, path, *arguments):
