@@ -190,14 +190,16 @@ def values_of(parameters, warning):
 
 def _sum_of_bits(values):
     """Return the sum of a tensor's memory as integers, which takes about as long as reading it."""
-    if values.dtype not in DTYPES or values.layout != torch.strided:
-        return 0  # never exchanged
+    plain = type(values) is torch.Tensor and values.layout == torch.strided
+    if not plain or values.dtype not in DTYPES or values.is_meta:
+        return 0  # its values are elsewhere, or it is never exchanged
     flat = values.contiguous().view(-1)
     in_word = 8 // flat.element_size()
     if flat.storage_offset() % in_word:
         flat = flat.clone()
     whole = flat.numel() - flat.numel() % in_word
-    return int(flat[:whole].view(torch.int64).sum()) + int(flat[whole:].view(torch.uint8).sum())
+    rest = bytes(flat[whole:].view(torch.uint8).tolist())
+    return int(flat[:whole].view(torch.int64).sum()) + int.from_bytes(rest, "little")
 
 
 def _remove(handles):
