@@ -30,18 +30,9 @@ def test_same_bytes_as_numpy_and_torch(index, value, dtype):
     assert payload.dtype == tf.uint8
     array = tf.cast(values, tf.float32).numpy() if dtype == "bfloat16" else values.numpy()
     expected, _ = encode_numpy(
-        codec,
-        dr.Residual(),
-        array,
-        (expected_residual,),
-        0.0,
-        1,
-        2,
-        5,
-        6,
-        native=False,
+        codec, dr.Residual(), array, (expected_residual,), 0.0, 1, 2, 5, 6, native=False,
         dtype=CODES[dtype],
-    )
+    )  # fmt: skip
     assert payload.numpy().tobytes() == expected.tobytes()
     np.testing.assert_array_equal(residual.numpy(), expected_residual)
     from_torch = codec.encode(
