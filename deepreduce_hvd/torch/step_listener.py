@@ -33,12 +33,13 @@ def _register():
     register_optimizer_step_post_hook(_end)
 
 
-@torch._disable_dynamo  # which would trace it in a training step that is compiled as a whole
 def _begin(optimizer, arguments, keywords):
     for listener in list(_listeners):
         listener.begin_step(optimizer)
 
 
+# Dynamo would trace it in a training step that is compiled as a whole. Not so ``_begin``: a break
+# there would make Dynamo trace the step of a prepared optimizer on its own.
 @torch._disable_dynamo
 def _end(optimizer, arguments, keywords):
     for listener in list(_listeners):
