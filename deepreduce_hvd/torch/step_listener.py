@@ -38,8 +38,8 @@ def _begin(optimizer, arguments, keywords):
         listener.begin_step(optimizer)
 
 
-# Dynamo would trace it in a training step that is compiled as a whole. Not so ``_begin``: a break
-# there would make Dynamo trace the step of a prepared optimizer on its own.
+# Hidden from Dynamo, which would trace it in a training step that is compiled as a whole.
+# ``_begin`` is not hidden: Dynamo would then trace the step of a prepared optimizer.
 @torch._disable_dynamo
 def _end(optimizer, arguments, keywords):
     for listener in list(_listeners):

@@ -21,8 +21,8 @@ _HOROVOD_ADVICE = (
 _DDP_ADVICE = (
     "DDP exchanges gradients of parameters that are trained when DistributedDataParallel is called,"
     " in backward passes outside of no_sync() whose forward pass called the DDP model. So add"
-    " layers before, freeze layers after it, with find_unused_parameters=True, and call the DDP"
-    " model itself (docs/tutorial-ddp.md)"
+    " layers before you call it, and freeze layers after that, with find_unused_parameters=True."
+    " Call the DDP model itself (docs/tutorial-ddp.md)"
 )
 
 

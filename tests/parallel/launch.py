@@ -74,7 +74,7 @@ def run_ranks(launcher, *words, folders=(), timeout, **variables):
     return subprocess.CompletedProcess(command, job.returncode, output)
 
 
-def horovodrun(processes, script, *arguments, folders=(), timeout=1200):
+def horovodrun(processes, script, *arguments, folders=(), timeout=600):
     """Run ``script`` on ``processes`` ranks of this machine; see :func:`run_ranks`.
 
     Returns:

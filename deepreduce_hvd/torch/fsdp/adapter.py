@@ -160,15 +160,17 @@ class _InHost:
         """Return the settings that do not depend on the shard."""
         slots, hosts = self._adapter.slots, self._adapter.transport.size
         lines = [f"{name} {tuple(slot.parameter.shape)}" for name, slot in slots.items()]
+        # without the values of the parameters, which are those of the shard
+        described = DistributedAdapter.describe(self._adapter, with_steps)
         return [
             Setting("number of hosts", str(hosts)),
-            *(one for one in self._adapter.describe(with_steps) if one.name not in _OF_A_SHARD),
+            *(one for one in described if one.name not in _OF_A_SHARD),
             Setting("parameters", lines),
         ]
 
 
 #: settings that differ between the shards of a host
-_OF_A_SHARD = ("shard", "parameters", "embedding tables", "values of parameters")
+_OF_A_SHARD = ("shard", "parameters", "embedding tables")
 _OTHER_VALUES = (
     "{ranks} registered other values of the parameters than the first host; all hosts must train"
     " the same model, so set a seed before the model is created, or load the same checkpoint on all"
