@@ -7,6 +7,8 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
+import time
 import zlib
 
 import pytest
@@ -29,6 +31,45 @@ TENSORFLOW_SCENARIOS = (
 )  # fmt: skip
 #: seconds that a launcher has to end its ranks; torchrun kills the remaining ones after 30
 _END_SECONDS = 45
+#: line with which a rank starts a scenario (scenario_runner.py)
+_NEXT_SCENARIO = re.compile(r"\d\d:\d\d:\d\d scenario_\w+$")
+
+
+class _Job:
+    """A running launcher, what it has printed, and when it last started a scenario."""
+
+    def __init__(self, command, environment):
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self.lines = []
+        self._progress = time.monotonic()
+        # the ranks must not wait because nobody reads
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        with self.process.stdout as output:
+            for line in output:
+                self.lines.append(line)
+                if _NEXT_SCENARIO.search(line):
+                    self._progress = time.monotonic()
+
+    def ends(self, timeout):
+        """Return whether the job ends before ``timeout`` seconds pass without a new scenario."""
+        # a job has ended when nothing that it started can print any more
+        while self._reader.is_alive():
+            left = self._progress + timeout - time.monotonic()
+            if left <= 0:
+                return False
+            self._reader.join(left)
+        self.process.wait()
+        return True
 
 
 def run_ranks(launcher, *words, folders=(), timeout, **variables):
@@ -38,7 +79,8 @@ def run_ranks(launcher, *words, folders=(), timeout, **variables):
         launcher: name of the program, one of :data:`LAUNCHERS`.
         words: the rest of the command.
         folders: folders of modules that the ranks import, before the common ones.
-        timeout: maximum time in seconds. After it, the launcher is asked to end its ranks.
+        timeout: maximum time in seconds, of a job with scenarios the maximum of each. After it, the
+            launcher is asked to end its ranks. So a slow machine can run any number of scenarios.
         variables: environment variables, in addition to those of this process.
 
     Returns:
@@ -48,30 +90,18 @@ def run_ranks(launcher, *words, folders=(), timeout, **variables):
     environment = dict(
         os.environ, PYTHONPATH=os.pathsep.join(map(str, paths)), OMP_NUM_THREADS="1", **variables
     )
-    command = [*LAUNCHERS[launcher], *words]
-    job = subprocess.Popen(
-        list(map(str, command)),
-        env=environment,
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    with job:
-        try:
-            output = job.communicate(timeout=timeout)[0]
-        except subprocess.TimeoutExpired:
-            job.terminate()
-            try:
-                output = job.communicate(timeout=_END_SECONDS)[0]
-            except subprocess.TimeoutExpired:
-                output = "nothing, and it did not end its ranks either"
-            finally:
-                job.kill()
-            raise AssertionError(
-                f"{launcher}: expected its end within {timeout} s; it said:\n{shown(output)}"
-            ) from None
-    return subprocess.CompletedProcess(command, job.returncode, output)
+    command = list(map(str, [*LAUNCHERS[launcher], *words]))
+    job = _Job(command, environment)
+    if not job.ends(timeout):
+        job.process.terminate()
+        if not job.ends(timeout + _END_SECONDS):
+            job.lines.append("and it did not end its ranks")
+            job.process.kill()
+        raise AssertionError(
+            f"{launcher}: expected its end or its next scenario within {timeout} s; it said:\n"
+            f"{shown(''.join(job.lines))}"
+        )
+    return subprocess.CompletedProcess(command, job.process.returncode, "".join(job.lines))
 
 
 def horovodrun(processes, script, *arguments, folders=(), timeout=600):
