@@ -20,6 +20,7 @@ from simulated_ranks import (
 )
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.communicators import base
 from deepreduce_hvd.communicators.gtopk import keep_largest
 from deepreduce_hvd.communicators.simulator import Simulator
 from deepreduce_hvd.communicators.sparse_sum import SparseSum
@@ -266,3 +267,16 @@ def test_dense_slices_keep_their_zeros(value):
     expected = np.sum(gradients, axis=0)
     np.testing.assert_array_equal(total[expected == 0], 0)
     np.testing.assert_array_equal(total, expected)
+
+
+def test_the_pauses_of_a_long_wait_are_longer(monkeypatch):
+    """A rank that waits leaves the processor to the ranks that it waits for."""
+    now, begun, waits = 1000.0, 1000.0, []
+    monkeypatch.setattr(base.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(base.time, "sleep", waits.append)
+    while now < begun + 10:
+        base.Transport().pause(begun)
+        now += waits[-1]
+        assert waits[-1] <= max(5e-5, 0.11 * (now - begun))
+    assert sorted(waits) == waits
+    assert (waits[0], waits[-1]) == (5e-5, 1e-3)

@@ -169,7 +169,7 @@ class Alone(Transport):
     def wait(self, handle):
         return handle.result()
 
-    def pause(self):
+    def pause(self, since):
         pass
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from deepreduce_hvd.communicators.exchange import Channel
     from deepreduce_hvd.communicators.given_vectors import GivenVector
 
-_PAUSE_SECONDS = 5e-5
+#: pauses between two tests of a collective: a part of the wait so far, within these seconds
+_PART_OF_WAIT, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 5e-5, 1e-3
 
 
 class Transport:
@@ -133,12 +134,17 @@ class Transport:
         """
         raise NotImplementedError
 
-    def pause(self) -> None:
+    def pause(self, since: float) -> None:
         """Sleep for a moment between two calls of :meth:`test`.
 
-        A rank that polls without a pause takes processor time from the ranks that it waits for.
+        A rank that polls takes processor time from the ranks that it waits for. So the pauses of a
+        long wait are longer: the result is found at most a tenth of the wait late.
+
+        Args:
+            since: time of ``time.perf_counter`` when the wait began or last made progress.
         """
-        time.sleep(_PAUSE_SECONDS)
+        waited = time.perf_counter() - since
+        time.sleep(min(max(_PART_OF_WAIT * waited, _SHORTEST_PAUSE), _LONGEST_PAUSE))
 
 
 class Communicator:

@@ -289,10 +289,13 @@ class Exchange:
 
     def wait(self, pending: "Iterable[Exchange]" = ()) -> None:
         """Wait until the exchange is done; advance the exchanges in ``pending`` meanwhile."""
+        since = time.perf_counter()
         while not self.done:
             # a list, so that all of them advance
-            if not any([exchange.advance() for exchange in (self, *pending)]):  # noqa: C419
-                self._transport.pause()
+            if any([exchange.advance() for exchange in (self, *pending)]):  # noqa: C419
+                since = time.perf_counter()
+            else:
+                self._transport.pause(since)
 
     def encode_seconds(self, number: int) -> float:
         """Return a member's encoding seconds: its thread's, plus its share of the exchange's."""

@@ -84,7 +84,7 @@ def _timed_together(figures, transport, array, count):
     ]
     for handle in handles:
         while not transport.test(handle):
-            transport.pause()
+            transport.pause(started)
         transport.wait(handle)
     return time.perf_counter() - started
 
@@ -119,7 +119,7 @@ def _timed(figures, transport, kind, array, merged):
     if kind == "allgather":
         handle = transport.allgather(array, name)
         while not transport.test(handle):  # exchanges wait like this, allreduces as below
-            transport.pause()
+            transport.pause(started)
         transport.wait(handle)
     else:
         # Horovod copies gradients that it merges, but not a single one

@@ -84,13 +84,16 @@ class Exchanges:
         the roll call, so the time is limited.
         """
         started = [flight.exchange for flight in flights if flight.exchange is not None]
-        deadline = time.monotonic() + _MOST_SECONDS
+        since = time.perf_counter()
+        deadline = since + _MOST_SECONDS
         while not all(exchange.has_sent for exchange in started):
             # a list, so that all of them advance
-            if not any([exchange.advance() for exchange in started]):  # noqa: C419
-                if time.monotonic() > deadline:
-                    return
-                transport.pause()
+            if any([exchange.advance() for exchange in started]):  # noqa: C419
+                since = time.perf_counter()
+            elif time.perf_counter() > deadline:
+                return
+            else:
+                transport.pause(since)
 
     def run(self, step, beside, transport):
         """Start the exchanges of a step that have not started, and wait for all of them.

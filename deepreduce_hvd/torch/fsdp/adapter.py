@@ -174,7 +174,7 @@ _OF_A_SHARD = ("shard", "parameters", "embedding tables")
 _OTHER_VALUES = (
     "{ranks} registered other values of the parameters than the first host; all hosts must train"
     " the same model, so set a seed before the model is created, or load the same checkpoint on all"
-    " hosts before the first step"
+    " hosts; if you load it after this, nothing is wrong"
 )
 
 
