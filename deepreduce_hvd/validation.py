@@ -4,7 +4,6 @@ import collections
 import functools
 import math
 import reprlib
-import warnings
 from collections.abc import Mapping, Sequence
 
 from deepreduce_hvd import container
@@ -20,6 +19,7 @@ from deepreduce_hvd.stages.suggestions import called, makes, written
 from deepreduce_hvd.stages.usable import expect_usable
 from deepreduce_hvd.stages.value_codecs.deflate import Deflate
 from deepreduce_hvd.stages.value_codecs.raw_value import RawValue
+from deepreduce_hvd.user_warnings import warn
 
 _STAGES = (Codec, Memory, Communicator, Sparsifier, IndexCodec, ValueCodec)
 #: {what users write for an uncompressed way: its name here}
@@ -77,20 +77,18 @@ def warn_of_growth(codec, memory):
     """Warn if payloads or residuals would grow from step to step."""
     sparsifier, value = codec.sparsifier, codec.value
     if memory.state and isinstance(codec.index, Bloom) and codec.index.policy == "leftmost":
-        warnings.warn(
-            f"deepreduce_hvd: with {codec.index!r}, false positives take the places of the last"
+        warn(
+            f"with {codec.index!r}, false positives take the places of the last"
             " indices. So the end of a tensor is hardly ever sent, and what"
-            f" {memory!r} keeps of it grows. Use the policy p0 or p2, or NoMemory()",
-            stacklevel=3,
+            f" {memory!r} keeps of it grows. Use the policy p0 or p2, or NoMemory()"
         )
     all_nonzero = isinstance(sparsifier, Threshold) and sparsifier.keeps_all
     if all_nonzero and memory.state and not isinstance(value, (RawValue, Deflate)):
-        warnings.warn(
-            f"deepreduce_hvd: {sparsifier!r} sends every non-zero element, and {memory!r} keeps "
+        warn(
+            f"{sparsifier!r} sends every non-zero element, and {memory!r} keeps "
             f"the errors of {value!r}. So an element that was sent once is sent in every later "
             "step, and payloads grow. Use memory=NoMemory(), or for some parameters "
-            "memory={pattern: NoMemory()}",
-            stacklevel=3,
+            "memory={pattern: NoMemory()}"
         )
 
 

@@ -1,7 +1,5 @@
 """What the adapters of all frameworks share: the state of their slots and what ranks compare."""
 
-import warnings
-
 from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.coordination import handshake
@@ -9,6 +7,7 @@ from deepreduce_hvd.coordination.launchers import why_alone
 from deepreduce_hvd.coordination.settings import known_tables, step_counters
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning import layout
+from deepreduce_hvd.user_warnings import warn
 
 _TENSORFLOW_ONLY = (
     "{}: expected a compressor of TensorFlow variables, got one of PyTorch parameters"
@@ -115,18 +114,14 @@ class BaseAdapter:
         if self.transport.includes_this_rank and self.transport.rank == 0:
             ranks = self.transport.size
             for message in layout.differences_of(schedule, self.compressor.policies, ranks):
-                warnings.warn(f"deepreduce_hvd: {message}", stacklevel=5)
+                warn(message)
 
-    def warn_if_alone(self, stacklevel):
-        """Warn if this process is a job of Horovod of its own, but others were started with it.
-
-        Args:
-            stacklevel: as for :func:`warnings.warn`, from here to the program.
-        """
+    def warn_if_alone(self):
+        """Warn if this process is a job of Horovod of its own, but others were started with it."""
         horovod = self.transport.horovod
         why = why_alone() if horovod.is_initialized() and horovod.size() == 1 else None
         if why is not None:
-            warnings.warn(f"deepreduce_hvd: {why}", stacklevel=stacklevel)
+            warn(why)
 
     def _knows_ranks(self):
         """Return whether Horovod is initialized, or is not used."""

@@ -7,8 +7,6 @@ averaged, all memories are then multiplied by the new number of ranks over the o
 mean, the gradient that has not been sent yet, is that of the commit.
 """
 
-import warnings
-
 import numpy as np
 
 from deepreduce_hvd.checkpoints import checkpoint
@@ -22,6 +20,7 @@ from deepreduce_hvd.coordination.commits import (
     newest_complete,
 )
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
+from deepreduce_hvd.user_warnings import warn
 
 #: what ``is_table`` of a slot can be
 _TABLES = (None, False, True)
@@ -265,16 +264,14 @@ class MemoryKeeper:
                 if copies
                 else "its memory is lost"
             )
-            warnings.warn(
-                f"deepreduce_hvd: the previous rank was lost during a commit; {found}", stacklevel=2
-            )
+            warn(f"the previous rank was lost during a commit; {found}")
             copy = copies[0] if copies else None
         if copy is not None:
             memory_transfer.add(self._slots, copy)
 
     def _warn(self, text):
         if self._transport.rank == 0:
-            warnings.warn(f"deepreduce_hvd: {text}", stacklevel=3)
+            warn(text)
 
 
 def save_together(keepers):

@@ -18,7 +18,6 @@ import hashlib
 import struct
 import threading
 import time
-import warnings
 import weakref
 import zlib
 
@@ -26,6 +25,7 @@ from deepreduce_hvd.coordination.handshake_messages import Gather, pack, short, 
 from deepreduce_hvd.coordination.peers import ranks_text
 from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.user_warnings import warn
 
 _CRC_BYTES = 4
 _MOST_SHOWN = 3
@@ -277,8 +277,7 @@ def _warn(warned, ranks, rows):
         digests = [table.get(name) for table in tables]
         others = [rank for rank, digest in zip(ranks, digests) if digest != digests[0]]
         if others:
-            text = text.format(ranks=ranks_text(others))
-            warnings.warn(f"deepreduce_hvd: {text}", stacklevel=2)
+            warn(text.format(ranks=ranks_text(others)))
 
 
 def _refuse(gather, ranks, rows, own):

@@ -17,12 +17,12 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 import weakref
 
 from deepreduce_hvd.coordination import peers
 from deepreduce_hvd.coordination.frames import exchange_in, place_of, without_collections
 from deepreduce_hvd.coordination.peers import Board, Note, log
+from deepreduce_hvd.user_warnings import warn
 
 #: default of HOROVOD_STALL_CHECK_TIME_SECONDS, which Horovod's own stall inspector reads too
 _STALL_SECONDS = 60.0
@@ -328,11 +328,10 @@ def _limits(can_end):
     if limit <= 0:
         limit = _STALL_SECONDS
     if can_end and 0 < end_after < limit:
-        warnings.warn(
-            "deepreduce_hvd: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS: expected at least"
+        warn(
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS: expected at least"
             f" {limit:g}, the value or default of HOROVOD_STALL_CHECK_TIME_SECONDS, got"
-            f" {end_after:g}, which is ignored: a rank that hangs will not end the job",
-            stacklevel=2,
+            f" {end_after:g}, which is ignored: a rank that hangs will not end the job"
         )
     return limit, end_after if can_end and end_after >= limit else math.inf
 

@@ -1,7 +1,6 @@
 """from_params: make a compressor from the settings of GRACE and DeepReduce."""
 
 import difflib
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from deepreduce_hvd.migration.params_table import (
 from deepreduce_hvd.stages.index_codecs import Bloom, RawIndex
 from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, RandomK
 from deepreduce_hvd.stages.value_codecs import Float16, RawValue
+from deepreduce_hvd.user_warnings import warn
 from deepreduce_hvd.validation import shown
 
 _PARTS = ("index", "value", "both", None)
@@ -185,7 +185,7 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
     options.setdefault("dense_below", container.MAX_ELEMENTS + 1 if everything else 0)
     compressor = Compressor(chosen, memory, communicator, parameters, **options)
     for text in settings.differences:
-        warnings.warn(f"deepreduce_hvd: from_params: {text}", stacklevel=2)
+        warn(f"from_params: {text}")
     return compressor
 
 

@@ -4,7 +4,6 @@ Horovod calls compress and decompress eagerly, or while a graph is traced. In a 
 operators. The state is in tf.Variables, which the operators update in place when the graph runs.
 """
 
-import warnings
 import weakref
 import zlib
 
@@ -45,6 +44,7 @@ from deepreduce_hvd.tensorflow.variables import (
 from deepreduce_hvd.tensorflow.void_steps import VoidSteps
 from deepreduce_hvd.tensorflow.waits import watch
 from deepreduce_hvd.tensorflow.ways import Choice, Undecided
+from deepreduce_hvd.user_warnings import warn
 from deepreduce_hvd.validation import expect_size
 
 #: number of variables whose step counters the watch on waits reads
@@ -70,7 +70,7 @@ class Adapter(BaseAdapter):
                 " stats() with tf.summary"
             )
         super().__init__(compressor, HorovodTransport(compressor.process_set))
-        self.warn_if_alone(stacklevel=4)
+        self.warn_if_alone()
         self.warn_of_plan()
         self._planned = None
         if isinstance(compressor.schedule, Plan):  # Horovod decides on messages (message_groups)
@@ -296,7 +296,7 @@ class Adapter(BaseAdapter):
             return
         if (message := momentum_warning(self.compressor)) is not None:
             self._momentum_warned = True
-            warnings.warn(f"deepreduce_hvd: {message}", stacklevel=3)
+            warn(message)
 
     def _encode(self, slot, tensor, step):
         numbers = self.numbers.get(slot.policy)

@@ -4,8 +4,6 @@ Scalars of the graph (steps, lengths, seconds) stay on the host: an operator on 
 variables on the host and does not read numbers there.
 """
 
-import warnings
-
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
@@ -13,6 +11,7 @@ from deepreduce_hvd.adapters.gpu import BaseDevicePath
 from deepreduce_hvd.tensorflow import ops as adapter
 from deepreduce_hvd.tensorflow.graph import after, position_of, time_after
 from deepreduce_hvd.tensorflow.ops import checked, operators
+from deepreduce_hvd.user_warnings import warn
 
 HOST = "CPU:0"
 
@@ -45,10 +44,7 @@ class DevicePath(BaseDevicePath):
         gpu = gpu_of(parameter)
         if gpu is not None and self.why_not is not None and not self._warned:
             self._warned = True
-            warnings.warn(
-                f"deepreduce_hvd: gradients on {gpu} are compressed on the host: {self.why_not}",
-                stacklevel=3,
-            )
+            warn(f"gradients on {gpu} are compressed on the host: {self.why_not}")
         return gpu if self.why_not is None else None
 
     def encode(self, slot, gradient, numbers):

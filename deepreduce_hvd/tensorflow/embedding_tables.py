@@ -6,7 +6,6 @@ gradients of several backward passes, it is not known which ones are made from s
 are looked at.
 """
 
-import warnings
 import weakref
 
 import numpy as np
@@ -20,6 +19,7 @@ from deepreduce_hvd.tensorflow.graph import is_exported
 from deepreduce_hvd.tensorflow.local_variables import local_variable, read, write
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
 from deepreduce_hvd.tensorflow.variables import is_accumulated
+from deepreduce_hvd.user_warnings import warn
 
 #: operators that may stand between slices and the gradient that Horovod reduces
 _ELEMENT_WISE = "Cast", "Identity", "Mul", "RealDiv", "Reshape"
@@ -359,7 +359,7 @@ class EmbeddingTables:
         if not self._warned:
             self._warned = True
             message = embedding_tables.warning(sorted(self._found), self._compressor())
-            warnings.warn(f"deepreduce_hvd: {message}", stacklevel=2)
+            warn(message)
 
 
 def _used_rows(gradient):

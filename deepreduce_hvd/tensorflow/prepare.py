@@ -2,7 +2,6 @@
 
 import numbers
 import sys
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +11,7 @@ from deepreduce_hvd.coordination.frames import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.preparation import Preparation, momentum_in_use, undo, warning
 from deepreduce_hvd.tensorflow.graph import is_exported
+from deepreduce_hvd.user_warnings import warn
 
 #: optimizer -> the attribute that has its momentum, or None if its update has no momentum
 _KNOWN = {
@@ -143,11 +143,10 @@ class _Prepared(_Optimizer):
         ):
             return
         self._unused.add(adapter)
-        warnings.warn(
-            f"deepreduce_hvd: {_kind(self)} updates variables whose gradients did not reach the"
+        warn(
+            f"{_kind(self)} updates variables whose gradients did not reach the"
             " compressor that it is prepared for: give hvd.DistributedOptimizer or"
-            " hvd.DistributedGradientTape compression=compressor",
-            stacklevel=4,
+            " hvd.DistributedGradientTape compression=compressor"
         )
 
     def _expect_exchange(self, slot):

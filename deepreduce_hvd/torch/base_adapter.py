@@ -1,7 +1,5 @@
 """What the adapters of PyTorch share: schedules, warnings, and the count of steps."""
 
-import warnings
-
 import torch
 
 from deepreduce_hvd.adapters import embedding_tables
@@ -12,6 +10,7 @@ from deepreduce_hvd.statistics import write_scalars
 from deepreduce_hvd.torch import discards
 from deepreduce_hvd.torch.ops import WHY_NO_OPERATORS
 from deepreduce_hvd.torch.pending import time_fp16
+from deepreduce_hvd.user_warnings import warn
 
 #: topics of warnings after which the program may discard gradients, or is told that it does
 _DISCARDED = {"discarded", "non-finite"}
@@ -158,7 +157,7 @@ class TorchAdapter(BaseAdapter):
                 " residuals keep what a skipped step sent",
             )
 
-    def _warn_once(self, topic, message, stacklevel=3):
+    def _warn_once(self, topic, message):
         if topic not in self._warned:
             self._warned.add(topic)
-            warnings.warn(f"deepreduce_hvd: {message}", stacklevel=stacklevel)
+            warn(message)

@@ -1,7 +1,6 @@
 """Gradients that are encoded, and sums that are made, on the host."""
 
 import functools
-import warnings
 
 import torch
 
@@ -9,6 +8,7 @@ from deepreduce_hvd.communicators.bucket import BucketMember, payload_of_nothing
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.ops import DTYPES, encode_flat
 from deepreduce_hvd.torch.results import as_float32
+from deepreduce_hvd.user_warnings import warn
 
 
 class HostMember(BucketMember):
@@ -96,10 +96,9 @@ class HostPath:
             return tensor
         if not self._warned:
             self._warned = True
-            warnings.warn(
-                f"deepreduce_hvd: gradients on {tensor.device} are compressed on the host, through"
-                f" pinned memory: {self._device_path.why_not or 'there are no operators for it'}",
-                stacklevel=3,
+            warn(
+                f"gradients on {tensor.device} are compressed on the host, through"
+                f" pinned memory: {self._device_path.why_not or 'there are no operators for it'}"
             )
         if tensor.device.type == "cuda":
             return self._device_path.side_streams.to_host(tensor, copies)

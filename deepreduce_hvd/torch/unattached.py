@@ -1,7 +1,6 @@
 """A compressor that does not communicate yet: Horovod is missing or not in use."""
 
 import importlib.util
-import warnings
 
 import torch
 import torch.distributed as dist
@@ -10,6 +9,7 @@ from deepreduce_hvd.adapters.base_adapter import BaseAdapter
 from deepreduce_hvd.communicators.base import Transport
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.parameters import make_slots
+from deepreduce_hvd.user_warnings import warn
 
 
 class _NoTransport(Transport):
@@ -100,10 +100,9 @@ def warn_if_unused(optimizer):
     optimizer.preparation.checked = True
     why = optimizer.preparation.compressor.adapter.why_unused(slots)
     if why is not None:
-        warnings.warn(
-            f"deepreduce_hvd: {optimizer.original_class.__name__} steps parameters whose gradients"
-            f" did not reach the compressor that it is prepared for: {why}",
-            stacklevel=6,  # at the call of step, behind three wrappers of PyTorch
+        warn(
+            f"{optimizer.original_class.__name__} steps parameters whose gradients"
+            f" did not reach the compressor that it is prepared for: {why}"
         )
 
 

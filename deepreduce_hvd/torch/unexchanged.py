@@ -7,11 +7,11 @@ Each rank then updates the parameters with its own gradients, and the models of 
 from there on.
 """
 
-import warnings
 import weakref
 
 from deepreduce_hvd.planning.policies import some_of
 from deepreduce_hvd.torch.step_listener import StepListener
+from deepreduce_hvd.user_warnings import warn
 
 _HOROVOD_ADVICE = (
     "Horovod exchanges gradients of parameters that are trained when hvd.DistributedOptimizer is"
@@ -75,10 +75,7 @@ class Unexchanged(StepListener):
         names = self._names(optimizer)
         if names:
             self._has_warned = True
-            warnings.warn(
-                f"deepreduce_hvd: {_text(names)}. {self._advice}",
-                stacklevel=6,  # at the call of step, behind four wrappers
-            )
+            warn(f"{_text(names)}. {self._advice}")
 
     def _names(self, optimizer):
         """Return the names of the parameters whose gradients were made, but not exchanged."""

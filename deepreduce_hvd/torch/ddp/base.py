@@ -297,7 +297,7 @@ class DistributedAdapter(TorchAdapter):
             when = "before you create a learning rate scheduler"
             message = momentum_warning(optimizer, self.compressor, when, self.tables.is_undecided)
             if message is not None:
-                self._warn_once("momentum", message, stacklevel=5)  # at the call of step
+                self._warn_once("momentum", message)
         return not self._unstepped
 
 
