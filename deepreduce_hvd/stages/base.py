@@ -270,6 +270,9 @@ class Memory(Stage):
     state: tuple[str, ...] = ()
     #: Whether the first state array is exactly the residual: all that payloads have not carried.
     keeps_everything: bool = False
+    #: Whether each gradient may be passed only once. If backward adds a gradient to an average that
+    #: is in ``.grad``, the sum of both is refused.
+    needs_new_gradients: bool = False
 
     def accumulate(self, gradient: np.ndarray, state: Arrays) -> tuple[np.ndarray, Arrays]:
         """Combine a gradient with the state.

@@ -1,5 +1,8 @@
 """Which backward passes that synchronize belong to one step of an optimizer.
 
+Memories with a momentum must not get the average of an earlier pass again, see
+:attr:`deepreduce_hvd.Memory.needs_new_gradients`.
+
 With loss scaling, an optimizer skips a step after an overflow. Then the memories must be as they
 were before the first pass of the step, not before the last one. Nothing tells when a step ends: a
 scaler does not call the optimizer that it skips. But then ``zero_grad`` comes before the next pass.
@@ -12,6 +15,7 @@ import weakref
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.step_listener import StepListener
 
 
@@ -84,9 +88,35 @@ class Accumulation(StepListener):
         self.watch()
         return goes_on
 
+    def refuses(self, slot):
+        """Return whether the memory of a slot cannot take the gradient that backward has made.
+
+        False for the first gradient of a parameter that was frozen before.
+        """
+        if not slot.policy.memory.needs_new_gradients:
+            return False
+        if slot in self._unwatched:
+            self.watch()
+        return self._had.get(slot, False)
+
     def exchanged(self, slot):
         """Note that the gradient of a slot is exchanged, with all that was added to it before."""
         self._had.pop(slot, None)
+
+
+def has_momentum(slots):
+    """Return whether the memory of a slot needs new gradients."""
+    return any(slot.policy.memory.needs_new_gradients for slot in slots)
+
+
+def refuse(slot):
+    """Raise InvalidArgumentError for a gradient that :class:`Accumulation` refuses."""
+    raise InvalidArgumentError(
+        f"{slot.policy.memory!r}: expected one backward pass per step that synchronizes gradients,"
+        " got another one, which added to the average of the first, so that the momentum would be"
+        " applied to that again; add up gradients with no_sync() or backward_passes_per_step=, call"
+        " zero_grad() in each step, or use Residual()"
+    )
 
 
 def _has_gradient(parameter):

@@ -146,7 +146,7 @@ class Adapter(TorchAdapter):
         if slot.last_step is not None:
             self._close(slot.last_step)
         step.add(slot, self.tables.policy_of)
-        self._steps.note_exchange(slot)
+        self._steps.note_exchange(slot, step)
         slot.steps += 1
         if caller.owner is not DIRECT and (slot.dense or self.transport.size == 1):
             # without a probe, or with one rank, the factor does not tell it

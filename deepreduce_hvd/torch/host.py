@@ -122,7 +122,9 @@ class HostPath:
         # reuse the result's memory where possible: allocating new pages takes longer than the sum
         flat = as_float32(result) if result.device.type == "cpu" else None
         summed = (
-            torch.zeros(result.numel(), dtype=torch.float32, pin_memory=result.is_cuda)
+            torch.zeros(
+                result.numel(), dtype=torch.float32, device="cpu", pin_memory=result.is_cuda
+            )
             if flat is None
             else flat.zero_()
         )

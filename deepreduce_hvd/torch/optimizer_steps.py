@@ -2,7 +2,7 @@
 
 import weakref
 
-from deepreduce_hvd.torch.accumulation import Accumulation
+from deepreduce_hvd.torch.accumulation import Accumulation, has_momentum
 from deepreduce_hvd.torch.caller import DIRECT, is_step_after_synchronize
 from deepreduce_hvd.torch.optimizer_buckets import Flight, OptimizerBuckets, SeparateBuckets
 from deepreduce_hvd.validation import expect_loss_scale
@@ -147,9 +147,11 @@ class OptimizerSteps:
         self._compressor = compressor
         self._parameters = parameters
         self._tables = tables
-        #: of a compressor with loss scaling, else None
+        #: None if neither loss scaling nor a memory needs it
         self._accumulation = (
-            None if compressor.loss_scale is None else Accumulation(parameters, hooks=True)
+            Accumulation(parameters, hooks=True)
+            if compressor.loss_scale is not None or has_momentum(parameters)
+            else None
         )
         self.forget()
 
@@ -266,14 +268,23 @@ class OptimizerSteps:
         """Return whether a step of an optimizer is one step of the program with its last one."""
         return (
             self._accumulation is not None
+            and self._compressor.loss_scale is not None
             and step.may_continue(last)
             and self._accumulation.any_goes_on(step.buckets.slots)
         )
 
-    def note_exchange(self, slot):
-        """Note that the gradient of a slot is reduced, with all that was added to it before."""
-        if self._accumulation is not None:
-            self._accumulation.exchanged(slot)
+    def note_exchange(self, slot, step=None):
+        """Note that the gradient of a slot is reduced, with all that was added to it before.
+
+        Args:
+            slot: the slot, whose ``refused`` is set.
+            step: the step that the gradient joins; None if Horovod reduces it alone.
+        """
+        accumulation = self._accumulation
+        if accumulation is not None:
+            made = step is not None and step.owned and slot.made
+            slot.refused = made and accumulation.refuses(slot)
+            accumulation.exchanged(slot)
 
     def _slots_of(self, owner):
         """Return the slots of an optimizer's parameters, and whether no others are trained.

@@ -50,7 +50,7 @@ class _Prepared(_Optimizer):
     """
 
     preparation: Preparation
-    #: parameter -> its slot in the compressor
+    #: parameter -> its slot in the compressor when the optimizer was prepared
     slots: ClassVar[dict[torch.Tensor, Slot]]
     original_class: type[torch.optim.Optimizer]
 
@@ -146,7 +146,7 @@ class _Prepared(_Optimizer):
         """
         if not self.preparation.compresses(parameter):
             return False
-        slot = self.slots[parameter]
+        slot = self._slot_of(parameter)
         if suits_tables(group) and self._is_or_may_be_table(slot):
             return False
         if slot.steps != slot.untimed_steps:
@@ -155,6 +155,11 @@ class _Prepared(_Optimizer):
         gradient = parameter.grad
         sparse = gradient is not None and gradient.is_sparse
         return not sparse or getattr(self, "sparse_as_dense", False)
+
+    def _slot_of(self, parameter):
+        """Return the slot that knows how a parameter's gradients are sent."""
+        slot = self.slots[parameter]
+        return slot.successor or slot
 
     def _is_or_may_be_table(self, slot):
         """Return whether a parameter is an embedding table, or this is not known yet.
@@ -180,7 +185,7 @@ class _Prepared(_Optimizer):
             factors = None
             if self._compresses(parameter, group):
                 memory = self.preparation.policy_of(parameter).memory
-                own = momentum_in_use(adapter, self.slots[parameter], memory)
+                own = momentum_in_use(adapter, self._slot_of(parameter), memory)
                 if own not in factors_of:
                     factors_of[own] = factors_of_group(self.preparation, own, group)
                 factors = factors_of[own]

@@ -58,7 +58,7 @@ class Probe(Kept):
 
     def write(self, numbers):
         if self._numbers is None:
-            self.tensors[0].copy_(torch.tensor(numbers, dtype=torch.float32))
+            self.tensors[0].copy_(torch.tensor(numbers, dtype=torch.float32, device="cpu"))
         else:
             self._numbers[:] = numbers
 

@@ -89,7 +89,7 @@ def sparse_like(like, indices, values):
     sparse_shape = like.shape[: like.sparse_dim()]
     slice_size = int(torch.Size(like.shape[like.sparse_dim() :]).numel())
     rows, of_row = torch.unique(flat // slice_size, return_inverse=True)
-    slices = torch.zeros(rows.numel() * slice_size, dtype=torch.float32)
+    slices = torch.zeros(rows.numel() * slice_size, dtype=torch.float32, device="cpu")
     slices[of_row * slice_size + flat % slice_size] = values
     indices = torch.stack(torch.unravel_index(rows, sparse_shape))
     slices = slices.view(-1, *like.shape[like.sparse_dim() :]).to(like.dtype)

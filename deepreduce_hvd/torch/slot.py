@@ -6,6 +6,7 @@ import torch
 from deepreduce_hvd import statistics
 from deepreduce_hvd.arrays import zeros_on_huge_pages
 from deepreduce_hvd.schedule.dag import FP16
+from deepreduce_hvd.torch.accumulation import refuse
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost
 from deepreduce_hvd.torch.with_residual import add_residual
 
@@ -30,7 +31,7 @@ class Slot:
         self.backup = tuple(_zeros(d, device) for _ in self.state) if keep_backup else ()
         # magnitude of the last k-th largest element: a hint that saves a pass over the gradient and
         # never changes the payload
-        self.threshold = torch.zeros(1, dtype=torch.float32)
+        self.threshold = torch.zeros(1, dtype=torch.float32, device="cpu")
         self.loss_scale = None
         #: whether its gradients are averaged or summed, one of ``wire.REDUCTIONS``
         self.reduction = None
@@ -51,10 +52,14 @@ class Slot:
         self.skipped = False
         #: whether a backward pass has made a gradient since the last step
         self.made = False
+        #: whether the memory cannot take the gradient of the current pass
+        self.refused = False
         #: last OptimizerStep with a gradient of this parameter
         self.last_step = None
         #: the last Encoding of a gradient by a thread, or None
         self.encoding = None
+        #: the slot that has taken its place when the model was registered with fully_shard, or None
+        self.successor = None
         self.rounds = 0
         self.communicator = None
         self.steps = 0
@@ -118,7 +123,12 @@ class Slot:
 
         Args:
             gradient, made, loss_scale: as for :meth:`with_memory`.
+
+        Raises:
+            InvalidArgumentError: the gradient is ``refused``.
         """
+        if self.refused:
+            refuse(self)
         if self.state and not self.encoder_state:
             # float32 does not round; with size 1, nothing is left out for the range of a sum
             dtype = torch.promote_types(gradient.dtype, torch.float32)
@@ -244,7 +254,9 @@ class Slot:
         Zeros are a view of one number, which takes no memory and no space in a file.
         """
         return {
-            kind: part.to("cpu", copy=True) if _is_used(part) else torch.zeros(1).expand(part.shape)
+            kind: part.to("cpu", copy=True)
+            if _is_used(part)
+            else torch.zeros(1, device="cpu").expand(part.shape)
             for kind, part in zip(self.state_names, self.backup if self.skipped else self.state)
         }
 

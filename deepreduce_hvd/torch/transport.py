@@ -67,7 +67,7 @@ class HorovodTransport(ProcessSetTransport):
         return self._start(mpi_ops._allgather_async, [tensor, tensor.new()], [name], finish)
 
     def alltoall(self, parts, name):
-        splits = torch.tensor([part.size for part in parts], dtype=torch.int32)
+        splits = torch.tensor([part.size for part in parts], dtype=torch.int32, device="cpu")
         tensor = _tensor(np.concatenate(parts))
         return self._start(
             mpi_ops._alltoall_async, [tensor, splits, tensor.new(), splits.new()], [name], _split

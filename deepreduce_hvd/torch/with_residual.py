@@ -55,7 +55,7 @@ def _rounded_in_blocks(own, residual, dtype, size, divides):
     blocks = list(zip(own.split(_BLOCK), residual.split(_BLOCK)))
     if not all(results.is_finite(part + kept) for part, kept in blocks):
         return None
-    sent = torch.empty(own.shape, dtype=dtype)
+    sent = torch.empty(own.shape, dtype=dtype, device="cpu")
     for out, (part, kept) in zip(sent.split(_BLOCK), blocks):
         total = part + kept  # float32, or float64
         out.copy_(_in_range(total, dtype, size, divides))

@@ -201,3 +201,57 @@ class _Looked(torch.nn.Module):
 
     def forward(self, rows):
         return self.network["head"](self.network["table"](rows))
+
+
+def scenario_momentum_is_not_applied_twice(directory):
+    """Random programs: a memory with a momentum takes only gradients that were not averaged."""
+    seen = set()
+    for seed in range(16):
+        choose = random.Random(seed)
+        memory = choose.choice(
+            [dr.MomentumCorrection(0.9), dr.MomentumCorrection(0.5), dr.LowPass()]
+        )
+        views = choose.random() < 0.5
+        network = Network()
+        network.branch.requires_grad_(False)
+        ddp = {"find_unused_parameters": True, "gradient_as_bucket_view": views}
+        model, _ = distributed(
+            network, memory=memory, ddp=ddp, loss_scale=choose.choice([None, one])
+        )
+        network.branch.requires_grad_(True)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        averaged = adds = False
+        for number in range(12):
+            way = choose.choice(["clear", "step", "no_sync", "exchange", "exchange"])
+            if way == "clear":
+                optimizer.zero_grad(set_to_none=choose.random() < 0.5)
+                averaged = adds = False
+            elif way == "step":
+                optimizer.step()
+                optimizer.zero_grad()
+                averaged = adds = False
+            elif way == "no_sync":
+                with model.no_sync():
+                    loss_of(model, number, dist.get_rank()).backward()
+            else:
+                adds, averaged = averaged, True
+                expected = adds and not isinstance(memory, dr.LowPass)
+                try:
+                    loss_of(model, number, dist.get_rank()).backward()
+                except dr.DeepReduceError as error:
+                    assert "expected one backward pass per step that synch" in str(error), error
+                    assert expected, (seed, number)
+                    break
+                assert not expected, (seed, number)
+                seen.add((type(memory), adds))
+        else:
+            continue
+        seen.add("refused")
+    assert seen == {
+        "refused", (dr.MomentumCorrection, False), (dr.LowPass, False), (dr.LowPass, True),
+    }  # fmt: skip
+
+
+def one():
+    """Return a loss scale."""
+    return 1.0

@@ -102,6 +102,35 @@ def scenario_an_embedding_table_gets_the_codec_rows_or_is_named_where_its_rows_a
         compressor.close()
 
 
+def scenario_an_optimizer_may_be_prepared_before_the_model_is_registered(directory):
+    """Adam keeps its momentum for embedding tables only, which the registered shards find."""
+    for kind in (torch.optim.AdamW, torch.optim.SGD, torch.optim.NAdam):
+        trained = []
+        for prepared_first in (True, False):
+            torch.manual_seed(0)
+            mesh = meshes(2)
+            network = torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300))
+            fully_shard(network, mesh=mesh["ranks"])
+            compressor = dr.Compressor(parameters=network.named_parameters())
+            momentum = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+            optimizer = kind(network.parameters(), lr=0.01, **momentum)
+            if prepared_first:
+                dr.prepare(optimizer, compressor)
+            compressor.register(network, mesh["hosts"])
+            if not prepared_first:
+                dr.prepare(optimizer, compressor)
+            for step in range(4):
+                optimizer.zero_grad()
+                rows = (torch.arange(9) + 9 * step + dist.get_rank()) % 145
+                network(rows).pow(2).sum().backward()
+                if step == 3:
+                    compressor.close()  # the rest goes on as it was
+                optimizer.step()
+            trained.append([one.to_local() for one in network.parameters()])
+        for one, two in zip(*trained):
+            assert torch.equal(one, two), kind
+
+
 if __name__ == "__main__":
     main({**globals(), **vars(fsdp_states), **vars(fsdp_roots)})
     sys.exit()

@@ -7,6 +7,7 @@ import warnings
 
 import horovod.torch as hvd
 import torch
+from scenario_runner import refused
 from torch_tools import assert_equal_everywhere, backward, distributed, model
 
 import deepreduce_hvd as dr
@@ -163,3 +164,32 @@ def scenario_parameters_may_leave_the_optimizer(directory):
         assert _warned_steps(optimizer, _plain(network), 2) == []
         assert torch.equal(network[0].weight, before)
         assert_equal_everywhere(network.named_parameters(), f"left {prepared}")
+
+
+def scenario_momentum_is_not_applied_twice(directory):
+    """A memory with a momentum takes only gradients that were not averaged."""
+    for loss_scale in (None, lambda: 1.0):
+        for memory in (dr.MomentumCorrection(0.9), dr.Residual()):
+            network = model()
+            optimizer, _ = distributed(
+                network, memory=memory, compressor_options={"loss_scale": loss_scale}
+            )
+
+            def exchange(number, network=network, optimizer=optimizer):
+                backward(network, number)
+                optimizer.synchronize()
+
+            for number in range(3):
+                optimizer.zero_grad()
+                exchange(number)
+                if number % 2:
+                    network.zero_grad(set_to_none=False)  # the program discards them
+                    exchange(10 + number)
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            exchange(3)  # without zero_grad, the optimizer has used the last average
+            if isinstance(memory, dr.Residual):
+                exchange(4)
+                continue
+            with refused("expected one backward pass per step that synchronizes gradients"):
+                exchange(4)

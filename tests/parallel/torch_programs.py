@@ -8,7 +8,7 @@ import warnings
 import horovod.torch as hvd
 import torch
 from torch_gradients_tools import expect, loss_of, named
-from torch_tools import assert_equal_everywhere, batch, model
+from torch_tools import assert_equal_everywhere, backward, batch, distributed, model
 
 import deepreduce_hvd as dr
 
@@ -98,3 +98,34 @@ def scenario_a_step_that_is_compiled_as_a_whole(directory):
 
     for (name, one), (_, other) in zip(trained(True), trained(False)):
         expect(torch.equal(one, other), name, "differs")
+
+
+def scenario_the_default_device_does_not_matter(directory):
+    """A program may set a default device: the compressor's own tensors stay on the host."""
+
+    def trained(device, memory, dense_below):
+        network = model()
+        torch.set_default_device(device)
+        try:
+            optimizer, compressor = distributed(
+                network, None, memory, compressor_options={"dense_below": dense_below}
+            )
+            for step in range(3):
+                network.zero_grad()
+                with torch.device("cpu"):
+                    backward(network, step)
+                optimizer.step()
+            compressor.load_state_dict(compressor.state_dict())
+            return {
+                f"{kind} of {name}": part
+                for name, saved in compressor.state_dict()["parameters"].items()
+                for kind, part in saved["memory"].items()
+            } | dict(network.named_parameters())
+        finally:
+            torch.set_default_device(None)
+
+    for memory in (dr.Residual(), dr.MomentumCorrection(0.9), dr.NoMemory()):
+        for dense_below in (0, 50):
+            own, other = (trained(device, memory, dense_below) for device in ("meta", "cpu"))
+            for name, one in own.items():
+                expect(torch.equal(one, other[name]), name, "differs", memory)

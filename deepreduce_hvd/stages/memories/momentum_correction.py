@@ -18,6 +18,10 @@ class MomentumCorrection(Memory):
     starts again. Use an optimizer that :func:`deepreduce_hvd.prepare` has
     prepared. It may have momentum or not: prepare also adapts its weight decay.
 
+    If a step has several backward passes, only the last one may synchronize gradients: use
+    ``no_sync()`` or ``backward_passes_per_step``. Others would apply the momentum again to the
+    average of the first one, and are refused.
+
     Args:
         momentum: a number in [0, 1).
 
@@ -27,6 +31,7 @@ class MomentumCorrection(Memory):
 
     stage_id = 3
     state = ("residual", "velocity")
+    needs_new_gradients = True  # the momentum of those in the average has been applied
 
     def __init__(self, momentum: float = 0.9) -> None:
         self.momentum = expect_float(

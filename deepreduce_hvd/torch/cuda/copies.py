@@ -10,7 +10,7 @@ def stream_number(device):
 
 def pinned(shape, dtype):
     """Return pinned host memory, which asynchronous copies can use."""
-    return torch.empty(shape, dtype=dtype, pin_memory=True)
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
 class CopiesToHost:

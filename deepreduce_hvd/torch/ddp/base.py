@@ -16,6 +16,7 @@ from deepreduce_hvd.communicators.encoding_threads import EncodingThreads
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.torch.accumulation import Accumulation, has_momentum
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
 from deepreduce_hvd.torch.ddp.buckets import Way
 from deepreduce_hvd.torch.ddp.failures import watch
@@ -53,6 +54,8 @@ class DistributedAdapter(TorchAdapter):
             ready when PyTorch hands over its buffer.
         void_steps: the :class:`~deepreduce_hvd.torch.ddp.void_steps.VoidSteps` of a compressor with
             loss scaling, or None.
+        accumulation: the :class:`~deepreduce_hvd.torch.accumulation.Accumulation` of gradients that
+            PyTorch averages in ``.grad``, if loss scaling or a memory needs it, or None.
         alone: whether there is one rank, so that nothing is compressed.
         compresses_alone: whether one rank compresses all the same. scripts/gpu_ddp.py sets it, to
             check NCCL with the one rank that a GPU allows.
@@ -73,6 +76,9 @@ class DistributedAdapter(TorchAdapter):
         self.void_steps = (
             None if compressor.loss_scale is None else VoidSteps(slots.values(), hooks)
         )
+        self.accumulation: Accumulation | None = self.void_steps
+        if self.void_steps is None and hooks and has_momentum(slots.values()):
+            self.accumulation = Accumulation(slots.values(), hooks)
         self.host_path = HostPath(None)
         self._follow()
         self._driver = Driver(self.transport)

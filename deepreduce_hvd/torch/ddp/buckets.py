@@ -116,8 +116,10 @@ class BucketJob:
         slot.settle()
         slot.steps += 1
         made, slot.made = slot.made, False
-        if self._adapter.void_steps is not None:
-            self._adapter.void_steps.exchanged(slot)
+        accumulation = self._adapter.accumulation
+        if accumulation is not None:
+            slot.refused = made and accumulation.refuses(slot)
+            accumulation.exchanged(slot)
         return made
 
     def _add(self, slot, gradient, made):

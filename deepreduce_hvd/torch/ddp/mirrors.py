@@ -9,6 +9,7 @@ thread does.
 import torch
 
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.torch.cuda.copies import pinned
 
 
 class Mirrors:
@@ -26,7 +27,7 @@ class Mirrors:
         host = self._memory.get((device, index))
         if host is None or (host.shape, host.dtype) != (buffer.shape, buffer.dtype):
             # DDP has assigned the gradients to other buckets
-            host = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
+            host = pinned(buffer.shape, buffer.dtype)
             self._memory[device, index] = host
         return Mirror(buffer, host, *self._streams[device])
 

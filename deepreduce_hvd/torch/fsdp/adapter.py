@@ -52,8 +52,11 @@ def register(compressor, model, mesh):
     _check_meshes(mesh, found)
     _check_parameters(compressor.adapter.slots, [group for _, group in found])
     ranks = found[0][1].mesh_info.shard_process_group
+    whole = compressor.adapter.slots
     adapter = FsdpAdapter(compressor, [group for _, group in found], mesh.get_group(), ranks)
     adapter.attach()
+    for name, slot in adapter.slots.items():
+        whole[name].successor = slot  # optimizers that were prepared before look at it
     for (module, _), group in zip(found, adapter.groups):
         module.set_all_reduce_hook(functools.partial(_average, adapter, group))
 
