@@ -253,10 +253,9 @@ class Slot:
 
         Zeros are a view of one number, which takes no memory and no space in a file.
         """
+        zero = torch.zeros(1, device="cpu")
         return {
-            kind: part.to("cpu", copy=True)
-            if _is_used(part)
-            else torch.zeros(1, device="cpu").expand(part.shape)
+            kind: part.to("cpu", copy=True) if _is_used(part) else zero.expand(part.shape)
             for kind, part in zip(self.state_names, self.backup if self.skipped else self.state)
         }
 
