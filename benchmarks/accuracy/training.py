@@ -54,6 +54,7 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None, make_ran
             untimed_steps=0,
             uncompressed_path=None,
             is_table=None,
+            successor=None,
         )
         for name, parameter in named.items()
     }

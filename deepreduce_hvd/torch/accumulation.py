@@ -13,7 +13,6 @@ optimizer has stepped it.
 import weakref
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.step_listener import StepListener
@@ -33,9 +32,10 @@ class Accumulation(StepListener):
         self._by_id = {id(slot.parameter): slot for slot in slots}
         #: slot -> whether .grad had a gradient before the first pass since the last exchange
         self._had = {}
-        self._nodes = []  # of autograd; a node and its hooks live as long as someone refers to it
+        self._hooks: list = []
         #: slots that need a hook, once they are trained
         self._unwatched = set(self._by_id.values()) if hooks else set()
+        weakref.finalize(self, _remove, self._hooks).atexit = False  # type: ignore[misc]
         self.watch()
 
     def watch(self):
@@ -46,20 +46,21 @@ class Accumulation(StepListener):
                 self._unwatched.remove(slot)
 
     def _watch(self, parameter):
-        # DDP keeps the node, which must not keep the residuals alive
-        own = weakref.ref(self)
+        # A hook of the tensor runs before the gradient is added to .grad. One of the node of
+        # autograd would keep the node alive, and with it the hooks of an optimizer of Horovod that
+        # the program has deleted. A parameter may outlive its compressor, and must not keep the
+        # residuals alive.
+        own, key = weakref.ref(self), id(parameter)
 
         @torch._disable_dynamo  # which would trace it in a training step that is compiled
-        def note(gradients):
+        def note(gradient):
             accumulation = own()
             if accumulation is not None:
-                slot = accumulation._by_id[id(parameter)]
+                slot = accumulation._by_id[key]
                 if slot not in accumulation._had:
-                    accumulation._had[slot] = _has_gradient(parameter)
+                    accumulation._had[slot] = _has_gradient(slot.parameter)
 
-        node = get_gradient_edge(parameter).node
-        node.register_prehook(note)
-        self._nodes.append(node)
+        self._hooks.append(parameter.register_hook(note))
 
     def begin_step(self, optimizer):
         """Note that an optimizer steps its parameters, which ends their step.
@@ -102,6 +103,11 @@ class Accumulation(StepListener):
     def exchanged(self, slot):
         """Note that the gradient of a slot is exchanged, with all that was added to it before."""
         self._had.pop(slot, None)
+
+
+def _remove(hooks):
+    for hook in hooks:
+        hook.remove()
 
 
 def has_momentum(slots):

@@ -195,11 +195,11 @@ class Adapter(TorchAdapter):
         slot.payload = None
         seen = False, False
         try:
-            if made:
-                seen = self.look_for_table(slot, tensor)
             # A gradient of zeros that backward did not make carries no information: the parameter
             # is frozen or was not used. Its member is held: it sends nothing and keeps its memory.
             held = not made and not bool(tensor.any())
+            if not held:
+                seen = self.look_for_table(slot, tensor)
             on_device = self.device_path.takes(tensor)
             slot.move_to(tensor.device if on_device else _HOST)
             gradient = slot.before_encoding(tensor, made, loss_scale)

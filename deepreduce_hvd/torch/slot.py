@@ -224,6 +224,7 @@ class Slot:
     def count_sparse(self, gradient):
         """Count the indices and values of a sparse gradient that Horovod summed itself."""
         self.uncompressed_path = "sparse"
+        self.made = False
         self.steps += 1
         values, indices = gradient._values(), gradient._indices()
         self.dense_bytes = gradient.numel() * values.element_size()
@@ -253,7 +254,7 @@ class Slot:
 
         Zeros are a view of one number, which takes no memory and no space in a file.
         """
-        zero = torch.zeros(1, device="cpu")
+        zero = torch.zeros(1, dtype=torch.float32, device="cpu")
         return {
             kind: part.to("cpu", copy=True) if _is_used(part) else zero.expand(part.shape)
             for kind, part in zip(self.state_names, self.backup if self.skipped else self.state)

@@ -23,6 +23,7 @@ def scenario_one_rank_compresses_nothing_and_adds_what_a_larger_job_has_left(dir
         dtype = draw.choice([torch.float32, torch.float32, torch.float64])
         model, compressor = distributed(Network(dtype), codec, memory, ddp)
         for step in range(2):
+            model.zero_grad()
             loss_of(model, step, rank).backward()
         states = [None] * size
         dist.all_gather_object(states, compressor.state_dict())

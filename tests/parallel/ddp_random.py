@@ -103,7 +103,7 @@ def run(seed):
     ]
     # parameters whose old gradient is not cleared before a step, on each rank
     names = [name for name, _ in network.named_parameters()]
-    keeps = draw.random() < 0.6
+    keeps = draw.random() < 0.6 and not memory.needs_new_gradients
     kept = [
         [{name for name in names if keeps and draw.random() < 0.4} for _ in range(size)]
         for _ in range(steps)

@@ -2,13 +2,15 @@
 that are discarded, steps that are compiled. Run by torch_several.py.
 """
 
+import gc
 import random
 import warnings
 
 import horovod.torch as hvd
 import torch
+from scenario_runner import refused
 from torch_gradients_tools import expect, loss_of, named
-from torch_tools import assert_equal_everywhere, backward, batch, distributed, model
+from torch_tools import ALL_COMPRESSED, assert_equal_everywhere, backward, batch, distributed, model
 
 import deepreduce_hvd as dr
 
@@ -129,3 +131,61 @@ def scenario_the_default_device_does_not_matter(directory):
             own, other = (trained(device, memory, dense_below) for device in ("meta", "cpu"))
             for name, one in own.items():
                 expect(torch.equal(one, other[name]), name, "differs", memory)
+
+
+def scenario_an_optimizer_may_be_created_again(directory):
+    """No hook of the compressor keeps an optimizer that the program has deleted."""
+    for loss_scale, memory in ((lambda: 1.0, dr.Residual()), (None, dr.MomentumCorrection(0.9))):
+        network = model()
+        named = list(network.named_parameters())
+        compressor = dr.Compressor(
+            memory=memory, parameters=named, dense_below=0, loss_scale=loss_scale
+        )
+        for phase in range(3):
+            optimizer = None
+            gc.collect()
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(network.parameters(), lr=0.01),
+                named_parameters=named,
+                compression=compressor,
+            )
+            for step in range(2):
+                optimizer.zero_grad()
+                backward(network, 10 * phase + step)
+                optimizer.step()
+        assert_equal_everywhere(named, f"created again, {memory}")
+
+
+def scenario_gradients_that_the_program_sets(directory):
+    """Tables are found, and Adam has no momentum for the rest, if ``.grad`` is set by hand."""
+    network = torch.nn.Sequential(torch.nn.Embedding(400, 16), torch.nn.Linear(16, 100))
+    hvd.broadcast_parameters(network.state_dict(), root_rank=0)
+    named = list(network.named_parameters())
+    compressor = dr.Compressor(parameters=named)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
+    dr.prepare(optimizer, compressor)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compressor)
+    for step in range(4):
+        loss = network(torch.arange(8) + 8 * step + hvd.rank()).pow(2).mean()
+        gradients = torch.autograd.grad(loss, [one for _, one in named])
+        for (_, parameter), gradient in zip(named, gradients):
+            parameter.grad = gradient
+        optimizer.step()
+    saved = compressor.state_dict()["parameters"]
+    expect([saved[name]["is_table"] for name in ("0.weight", "1.weight")] == [True, False], saved)
+    weight = network[1].weight
+    expect(torch.allclose(optimizer.state[weight]["exp_avg"], weight.grad), "momentum in use")
+
+
+def scenario_a_second_reduction_is_refused_with_sparse_gradients_too(directory):
+    """``step()`` after ``synchronize()`` would undo the clipping of the other parameters."""
+    for sparse in (True, False):
+        network = torch.nn.Sequential(
+            torch.nn.Embedding(50, 48, sparse=sparse), torch.nn.Linear(48, 30)
+        )
+        optimizer, _ = distributed(network, compressor_options=ALL_COMPRESSED)
+        optimizer.zero_grad()
+        network(torch.arange(3)).sum().backward()
+        optimizer.synchronize()
+        with refused("around step\\(\\) after synchronize"):
+            optimizer.step()
