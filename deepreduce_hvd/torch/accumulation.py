@@ -46,10 +46,10 @@ class Accumulation(StepListener):
                 self._unwatched.remove(slot)
 
     def _watch(self, parameter):
-        # A hook of the tensor runs before the gradient is added to .grad. One of the node of
-        # autograd would keep the node alive, and with it the hooks of an optimizer of Horovod that
-        # the program has deleted. A parameter may outlive its compressor, and must not keep the
-        # residuals alive.
+        # A hook of the tensor runs before the gradient is added to .grad. So does one of autograd's
+        # node, but to keep it would keep the hooks of Horovod's optimizer too, and a program could
+        # not delete that. The parameter may outlive the compressor, and must not keep the residuals
+        # alive.
         own, key = weakref.ref(self), id(parameter)
 
         @torch._disable_dynamo  # which would trace it in a training step that is compiled
@@ -110,8 +110,8 @@ def _remove(hooks):
         hook.remove()
 
 
-def has_momentum(slots):
-    """Return whether the memory of a slot needs new gradients."""
+def any_needs_new_gradients(slots):
+    """Return whether the memory of any of these slots needs new gradients."""
     return any(slot.policy.memory.needs_new_gradients for slot in slots)
 
 

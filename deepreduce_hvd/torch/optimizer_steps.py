@@ -2,7 +2,7 @@
 
 import weakref
 
-from deepreduce_hvd.torch.accumulation import Accumulation, has_momentum
+from deepreduce_hvd.torch.accumulation import Accumulation, any_needs_new_gradients
 from deepreduce_hvd.torch.caller import DIRECT, is_step_after_synchronize
 from deepreduce_hvd.torch.optimizer_buckets import Flight, OptimizerBuckets, SeparateBuckets
 from deepreduce_hvd.validation import expect_loss_scale
@@ -150,7 +150,7 @@ class OptimizerSteps:
         #: None if neither loss scaling nor a memory needs it
         self._accumulation = (
             Accumulation(parameters, hooks=True)
-            if compressor.loss_scale is not None or has_momentum(parameters)
+            if compressor.loss_scale is not None or any_needs_new_gradients(parameters)
             else None
         )
         self.forget()

@@ -216,7 +216,7 @@ def scenario_momentum_is_not_applied_twice(directory):
         network.branch.requires_grad_(False)
         ddp = {"find_unused_parameters": True, "gradient_as_bucket_view": views}
         model, _ = distributed(
-            network, memory=memory, ddp=ddp, loss_scale=choose.choice([None, one])
+            network, memory=memory, ddp=ddp, loss_scale=choose.choice([None, lambda: 1.0])
         )
         network.branch.requires_grad_(True)
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
@@ -250,8 +250,3 @@ def scenario_momentum_is_not_applied_twice(directory):
     assert seen == {
         "refused", (dr.MomentumCorrection, False), (dr.LowPass, False), (dr.LowPass, True),
     }  # fmt: skip
-
-
-def one():
-    """Return a loss scale."""
-    return 1.0

@@ -79,8 +79,9 @@ def run_ranks(launcher, *words, folders=(), timeout, **variables):
         launcher: name of the program, one of :data:`LAUNCHERS`.
         words: the rest of the command.
         folders: folders of modules that the ranks import, before the common ones.
-        timeout: maximum time in seconds, of a job with scenarios the maximum of each. After it, the
-            launcher is asked to end its ranks. So a slow machine can run any number of scenarios.
+        timeout: maximum time in seconds. In a job with scenarios, it begins again with each, so
+            that a slow machine can run any number of them. After it, the launcher is asked to end
+            its ranks.
         variables: environment variables, in addition to those of this process.
 
     Returns:
@@ -97,6 +98,7 @@ def run_ranks(launcher, *words, folders=(), timeout, **variables):
         if not job.ends(timeout + _END_SECONDS):
             job.lines.append("and it did not end its ranks")
             job.process.kill()
+            job.process.wait()
         raise AssertionError(
             f"{launcher}: expected its end or its next scenario within {timeout} s; it said:\n"
             f"{shown(''.join(job.lines))}"

@@ -102,12 +102,13 @@ def scenario_a_step_that_is_compiled_as_a_whole(directory):
         expect(torch.equal(one, other), name, "differs")
 
 
-def scenario_the_default_device_does_not_matter(directory):
-    """A program may set a default device: the compressor's own tensors stay on the host."""
+def scenario_the_default_device_and_dtype_do_not_matter(directory):
+    """The compressor's own tensors stay on the host and float32."""
 
-    def trained(device, memory, dense_below):
+    def trained(device, dtype, memory, dense_below):
         network = model()
         torch.set_default_device(device)
+        torch.set_default_dtype(dtype)
         try:
             optimizer, compressor = distributed(
                 network, None, memory, compressor_options={"dense_below": dense_below}
@@ -125,12 +126,14 @@ def scenario_the_default_device_does_not_matter(directory):
             } | dict(network.named_parameters())
         finally:
             torch.set_default_device(None)
+            torch.set_default_dtype(torch.float32)
 
     for memory in (dr.Residual(), dr.MomentumCorrection(0.9), dr.NoMemory()):
         for dense_below in (0, 50):
-            own, other = (trained(device, memory, dense_below) for device in ("meta", "cpu"))
-            for name, one in own.items():
-                expect(torch.equal(one, other[name]), name, "differs", memory)
+            expected = trained("cpu", torch.float32, memory, dense_below)
+            for default in (("meta", torch.float32), ("cpu", torch.float64)):
+                for name, one in trained(*default, memory, dense_below).items():
+                    expect(torch.equal(one, expected[name]), name, "differs", memory, default)
 
 
 def scenario_an_optimizer_may_be_created_again(directory):

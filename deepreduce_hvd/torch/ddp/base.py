@@ -16,7 +16,7 @@ from deepreduce_hvd.communicators.encoding_threads import EncodingThreads
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.torch.accumulation import Accumulation, has_momentum
+from deepreduce_hvd.torch.accumulation import Accumulation, any_needs_new_gradients
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
 from deepreduce_hvd.torch.ddp.buckets import Way
 from deepreduce_hvd.torch.ddp.failures import watch
@@ -77,7 +77,7 @@ class DistributedAdapter(TorchAdapter):
             None if compressor.loss_scale is None else VoidSteps(slots.values(), hooks)
         )
         self.accumulation: Accumulation | None = self.void_steps
-        if self.void_steps is None and hooks and has_momentum(slots.values()):
+        if self.void_steps is None and hooks and any_needs_new_gradients(slots.values()):
             self.accumulation = Accumulation(slots.values(), hooks)
         self.host_path = HostPath(None)
         self._follow()
