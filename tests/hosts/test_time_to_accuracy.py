@@ -36,13 +36,17 @@ def test_a_few_steps(tmp_path):
         assert 0 < row["fastest"] <= row["seconds_per_step"] <= row["slowest"]
         assert 0.02 < row["accuracy"] < 0.9
     none, default = results["rows"]
-    assert 3.4e6 < none["sent_bytes"] < 3.7e6, "0.86 M floats and their headers"
+    # The interface also counts what Horovod's coordination sends: up to 0.4 MB per second, whatever the
+    # step sends.
+    coordination = {row["row"]: 0.5e6 * row["seconds_per_step"] for row in results["rows"]}
+    # 0.86 million floats and the headers of their packets
+    assert 3.4e6 < none["sent_bytes"] < 3.7e6 + coordination["none"]
     # The first steps of the default send a quarter of the elements. The indices need the entropy of
     # this choice, 0.81 bits per element of the tensor, and each value one bit. The counters of the
     # interface include packets that TCP sends again.
     bits = 0.25 - 0.25 * math.log2(0.25) - 0.75 * math.log2(0.75)
-    expected = none["sent_bytes"] * bits / 32
-    assert 0.9 * expected < default["sent_bytes"] < 1.5 * expected
+    expected = 3.5e6 * bits / 32
+    assert 0.9 * expected < default["sent_bytes"] < 1.2 * expected + coordination["default"]
     assert path.with_suffix(".png").stat().st_size > 5000
 
     # The rows exist, so nothing is trained. Both rows reach this target at once, which only changes
