@@ -165,7 +165,7 @@ class Compressor:
         named = named_parameters(parameters)
         adapter_name = backends.adapter_name(named)
         # in the given order, because buckets depend on it
-        shapes = {name: tuple(parameter.shape) for name, parameter in named}
+        shapes = {name: tuple(map(int, parameter.shape)) for name, parameter in named}
         mixes = type(self.communicator) is Allgather  # a sum may have parts of several codecs
         # {name of a parameter: its Policy}; PyTorch's adapter changes those of embedding tables
         default = functools.partial(

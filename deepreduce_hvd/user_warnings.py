@@ -1,5 +1,6 @@
 """Warnings that show the line of the program that they are about."""
 
+import pathlib
 import sys
 import warnings
 
@@ -21,7 +22,7 @@ def warn(message: str) -> None:
     """
     caller = sys._getframe(1)
     frame = caller
-    while _module(frame).partition(".")[0] in _BETWEEN:
+    while _is_between(frame):
         if frame.f_back is None:
             frame = caller  # a thread that the program did not start
             break
@@ -34,6 +35,12 @@ def warn(message: str) -> None:
         _module(frame),
         frame.f_globals.setdefault("__warningregistry__", {}),
     )
+
+
+def _is_between(frame):
+    # AutoGraph runs a copy of a function of the program, from a temporary file
+    copied = pathlib.Path(frame.f_code.co_filename).name.startswith("__autograph_generated_file")
+    return copied or _module(frame).partition(".")[0] in _BETWEEN
 
 
 def _module(frame):

@@ -14,10 +14,11 @@ def caught(function, *arguments):
     return found
 
 
-def through(module, function):
+def through(module, function, file="<string>"):
     """Return a function of another module that calls ``function``."""
     space = {"__name__": module, "function": function}
-    exec("def call(*arguments):\n    function(*arguments)", space)
+    text = "def call(*arguments):\n    function(*arguments)"
+    exec(compile(text, file, "exec"), space)
     return space["call"]
 
 
@@ -34,6 +35,15 @@ def test_wrappers_of_frameworks_are_skipped():
     optimizer = through("torch.optim.optimizer", through("horovod.torch", user_warnings.warn))
     (warning,) = caught(through("keras.src.trainers", step))
     assert_shows(warning, step, 'optimizer("something")')
+
+
+def test_copies_that_autograph_makes_are_skipped():
+    def step():
+        copy("something")
+
+    copy = through("__main__", user_warnings.warn, "/tmp/__autograph_generated_filea1b2.py")
+    (warning,) = caught(through("tensorflow.python.eager", step))
+    assert_shows(warning, step, 'copy("something")')
 
 
 def test_a_module_of_the_program_is_not_taken_for_a_framework():

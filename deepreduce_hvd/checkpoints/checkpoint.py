@@ -320,9 +320,8 @@ class _Part:
 
 def _checked_array(where, slot, value):
     array = slot.numpy_of(value)
-    shape = tuple(slot.shape)
-    flat = (math.prod(shape),)
-    if array is None or array.dtype != np.float32 or array.shape not in (flat, shape):
+    flat = (math.prod(slot.shape),)
+    if array is None or array.dtype != np.float32 or array.shape not in (flat, slot.shape):
         got = type(value).__name__
         if hasattr(value, "dtype"):
             got = f"{value.dtype} of shape {tuple(value.shape)}"

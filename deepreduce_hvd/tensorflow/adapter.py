@@ -28,7 +28,7 @@ from deepreduce_hvd.tensorflow.graph import is_elastic, is_exported, refuse_xla
 from deepreduce_hvd.tensorflow.groups import GradientGroup, Pending
 from deepreduce_hvd.tensorflow.host import HostPath
 from deepreduce_hvd.tensorflow.ops import DTYPES
-from deepreduce_hvd.tensorflow.prepare import momentum_warning
+from deepreduce_hvd.tensorflow.prepare import momentum_warning, note_reduction
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
 from deepreduce_hvd.tensorflow.slices import reduce_gradient
 from deepreduce_hvd.tensorflow.slot import CheckpointView, Slot, reduced_dtype, sent_dtype
@@ -114,7 +114,7 @@ class Adapter(BaseAdapter):
         return max((slot.steps for slot in compressed[:_STEPS_READ]), default=0)
 
     def _make_slot(self, name, parameter):
-        dtype = tf.as_dtype(parameter.dtype)
+        dtype = tf.as_dtype(parameter.dtype).base_dtype
         # variables of integers and others without gradients are never exchanged
         differentiable = dtype.is_floating or dtype.is_complex
         if differentiable and dtype not in DTYPES and getattr(parameter, "trainable", True):
@@ -285,7 +285,9 @@ class Adapter(BaseAdapter):
             reduction: one of :data:`~deepreduce_hvd.communicators.wire.REDUCTIONS`.
         """
         slot.reduction = reduction or slot.reduction
-        slot.reduced = slot.reduced or self.transport.size > 1 or is_elastic()
+        if self.transport.size > 1 or is_elastic():
+            slot.reduced = True
+            note_reduction(slot)
 
     def sends_nothing(self, slot):
         return self.transport.size == 1 and not slot.reduced and not is_elastic()

@@ -11,6 +11,7 @@ from deepreduce_hvd.coordination.frames import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.preparation import Preparation, momentum_in_use, undo, warning
 from deepreduce_hvd.tensorflow.graph import is_exported
+from deepreduce_hvd.tensorflow.local_variables import local_variable
 from deepreduce_hvd.user_warnings import warn
 
 #: optimizer -> the attribute that has its momentum, or None if its update has no momentum
@@ -27,6 +28,9 @@ _KNOWN = {
 
 #: settings of Keras optimizers that clip gradients
 _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
+
+#: slot -> variable: whether gradients pass the compressor, of slots whose update was traced before
+_passes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 # For type checkers, the mixin derives from the class that it is combined with at run time.
@@ -70,8 +74,20 @@ class _Prepared(_Optimizer):
             self._expect_exchange(slot)
             # Horovod keeps its graphs, so a second optimizer is not seen when it reduces
             self.adapter.void_steps.expect_scale(slot)
+            self.adapter.void_steps.expect_together(slot, self.adapter.variables)
         if not self.preparation.compresses(variable) or self._is_complete(gradient, slot):
             return super().update_step(gradient, variable, *learning_rate)
+        if tf.executing_eagerly() or slot.reduced or self.adapter.sends_nothing(slot):
+            return self._update(slot, gradient, variable, *learning_rate)
+        # A graph that is traced with zeros, to create the state, may get reduced gradients later.
+        return tf.cond(
+            _passes_of(slot).read_value(),
+            lambda: self._update(slot, gradient, variable, *learning_rate),
+            lambda: super(_Prepared, self).update_step(gradient, variable, *learning_rate),
+        )
+
+    def _update(self, slot, gradient, variable, *learning_rate):
+        """Update a variable whose gradients are delayed."""
         setting = getattr(self, self.momentum_name)
         momentum = self._momentum()
         if not tf.is_tensor(momentum) and not momentum:
@@ -124,29 +140,45 @@ class _Prepared(_Optimizer):
             return True
         if self.adapter.sends_nothing(slot):
             return False
+        if self._is_local():
+            return True
         self._warn_of_missing_compression(gradient)
-        return True
+        return tf.executing_eagerly()
+
+    def _is_local(self):
+        """Return whether a gradient that did not pass the compressor belongs to this rank alone.
+
+        It does if others did pass, or if none can.
+        """
+        adapter = self.adapter
+        return (
+            not adapter.transport.includes_this_rank
+            or not adapter.slots  # after ``close``
+            or any(slot.reduced for slot in adapter.slots.values())
+        )
 
     def _warn_of_missing_compression(self, gradient):
-        """Warn once if no gradient at all has passed the compressor.
+        """Warn once that no gradient at all has passed the compressor.
 
         A step of zeros, which only creates the state of the optimizer, says nothing.
         """
-        adapter = self.adapter
         if (
-            adapter in self._unused
+            self.adapter in self._unused
             or is_exported()
-            or not adapter.transport.includes_this_rank
-            or not adapter.slots  # after ``close``
-            or any(slot.reduced for slot in adapter.slots.values())
             or (tf.executing_eagerly() and not tf.math.count_nonzero(gradient))
         ):
             return
-        self._unused.add(adapter)
+        self._unused.add(self.adapter)
+        traced = (
+            ""
+            if tf.executing_eagerly()
+            else ". A tf.function may be traced with zeros, which create the optimizer's state:"
+            " then this does not matter"
+        )
         warn(
             f"{_kind(self)} updates variables whose gradients did not reach the"
             " compressor that it is prepared for: give hvd.DistributedOptimizer or"
-            " hvd.DistributedGradientTape compression=compressor"
+            f" hvd.DistributedGradientTape compression=compressor{traced}"
         )
 
     def _expect_exchange(self, slot):
@@ -168,6 +200,21 @@ class _Prepared(_Optimizer):
             " tape=tape); under Keras 3, where this optimizer never reduces, set"
             " TF_USE_LEGACY_KERAS=1, or use hvd.DistributedGradientTape and the optimizer itself"
         )
+
+
+def _passes_of(slot):
+    """Return a variable: whether gradients of a slot pass the compressor."""
+    if slot not in _passes:
+        with tf.init_scope(), tf.device("CPU:0"):
+            _passes[slot] = local_variable(False, name="deepreduce_passes")
+    return _passes[slot]
+
+
+def note_reduction(slot):
+    """Note that gradients of a slot pass the compressor from now on."""
+    if slot in _passes:
+        with tf.init_scope():
+            _passes[slot].assign(True)
 
 
 def is_prepared(optimizer):

@@ -49,7 +49,7 @@ def _added_up(slices, slot):
     values = tf.math.unsorted_segment_sum(
         slices.values, tf.searchsorted(rows, indices), tf.size(rows)
     )
-    return tf.IndexedSlices(values, rows, tf.constant(slot.shape.as_list(), tf.int64))
+    return tf.IndexedSlices(values, rows, tf.constant(slot.shape, tf.int64))
 
 
 def _as_tensor(slices, slot):
@@ -114,7 +114,7 @@ def _reduce_slices(adapter, slices, slot, variable, op):
             slot.seconds.variable.handle,
             T=slices.dtype, shape=slot.shape, variable=slot.label,
         )  # fmt: skip
-        dense_shape = tf.constant(slot.shape.as_list(), tf.int64)
+        dense_shape = tf.constant(slot.shape, tf.int64)
     return adapter.void_steps.look_at(
         slot,
         tf.IndexedSlices(

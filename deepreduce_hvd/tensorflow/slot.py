@@ -4,6 +4,7 @@ It is in tf.Variables that are created once, so retracing a function keeps it.
 """
 
 import json
+import math
 import zlib
 
 import numpy as np
@@ -46,8 +47,8 @@ class Slot(tf.Module):
         super().__init__()
         self.label = name
         self.key = key
-        self.shape = tf.TensorShape(parameter.shape)
-        self.elements = self.shape.num_elements()
+        self.shape = tuple(tf.TensorShape(parameter.shape).as_list())
+        self.elements = math.prod(self.shape)
         self.policy = policy
         #: the :class:`~deepreduce_hvd.tensorflow.ways.Choice` of a way that may change, or None
         self.choice = None
@@ -55,8 +56,7 @@ class Slot(tf.Module):
         self.frozen = not getattr(parameter, "trainable", True)
         self.home = None if policy.dense else home
         self.payload_home = self.home if payload_on_gpu and self.home else "CPU:0"
-        # dtype of the last gradient traced
-        self.dtype = tf.as_dtype(parameter.dtype)
+        self.dtype = tf.as_dtype(parameter.dtype).base_dtype  # of the last gradient traced
         #: whether its gradients are exchanged, as eager calls and traced graphs show
         self.reduced = False
         #: whether its gradients are averaged or summed, one of ``wire.REDUCTIONS``

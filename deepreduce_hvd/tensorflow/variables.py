@@ -133,7 +133,7 @@ def _label(variable, slot):
 
 
 def _fits(slot, tensor):
-    return slot.shape.is_compatible_with(tensor.shape)
+    return tensor.shape.is_compatible_with(slot.shape)
 
 
 # --- the pairs in Horovod's function ---

@@ -25,6 +25,9 @@ from deepreduce_hvd.validation import expect_loss_scale
 #: methods of Keras' LossScaleOptimizer that call those of the optimizer inside
 _CALLING = ("compute_gradients", "_compute_gradients", "get_gradients", "apply_gradients")
 
+#: methods of Keras' optimizers that update all variables of a step: in Keras 2, in Keras 3
+_UPDATING = ("apply_gradients", "apply")
+
 
 class OptimizerStep:
     """One step of one optimizer.
@@ -81,6 +84,7 @@ class VoidSteps:
         self._lock = threading.Lock()  # a graph's gradients come in several threads
         self._tracing = None
         self._together = None
+        self._traced = {}  # slot -> Reduction of its gradient that was traced last
         self._scaled: weakref.WeakSet = weakref.WeakSet()  # the LossScaleOptimizers so far
         self._last_scaled = lambda: None  # returns that of the last step
         self._takes_turns = False  # whether one of them came again after another one
@@ -128,6 +132,31 @@ class VoidSteps:
                 " loss_scale=lambda: model.optimizer.loss_scale"
             )
 
+    def expect_together(self, slot, variables):
+        """Raise InvalidArgumentError if an optimizer's step has gradients of several reductions.
+
+        An optimizer skips all variables of a step if one result is not finite. So all of them must
+        belong to one :class:`Reduction`, or only some of their memories would be restored.
+
+        Args:
+            slot: the slot of a variable that the optimizer updates.
+            variables: the :class:`~deepreduce_hvd.tensorflow.variables.Variables`.
+        """
+        if slot not in self._traced:
+            return
+        slots = map(variables.slot_of, _updated_variables())
+        other = next((one for one in slots if one in self._traced), slot)
+        if self._traced[slot] is self._traced[other]:
+            return
+        if other.state or slot.state or any(one.state for one in slots if one in self._traced):
+            raise InvalidArgumentError(
+                "apply_gradients: expected gradients of one reduction with loss_scale=, got those"
+                f" of {other.label} and {slot.label} of two calls, as of gradient() of"
+                " hvd.DistributedGradientTape, and a skipped step would restore the residuals of"
+                " one call only; compute both with plain tapes, and reduce them together with"
+                " deepreduce_hvd.tensorflow.allreduce_gradients(gradients, variables, compression)"
+            )
+
     # --- operators ---
 
     def begin(self, slot, gradient):
@@ -149,7 +178,7 @@ class VoidSteps:
                 "compress: expected eager execution or a tf.function with loss_scale=, got a graph"
                 " of tf.compat.v1"
             )
-        reduction = self.reduction()
+        reduction = self._traced[slot] = self.reduction()
         optimizer = _scaling_optimizer()
         if getattr(optimizer, "dynamic", False):
             reduction.scaled_by = weakref.ref(optimizer)
@@ -272,6 +301,16 @@ def _scaling_optimizer():
         if type(caller).__name__.startswith("LossScaleOptimizer"):
             return caller
     return None
+
+
+def _updated_variables():
+    """Return the variables that the optimizer among the callers updates in one step."""
+    for frame in frames_of(sys._getframe(1)):
+        if frame.f_code.co_name.removeprefix("tf__") in _UPDATING:
+            variables = frame.f_locals.get("trainable_variables")
+            if variables is not None:
+                return variables
+    return ()
 
 
 class _Together:

@@ -238,6 +238,50 @@ def scenario_local_variables_are_stepped_with_momentum(directory):
         assert np.abs(shared - other).max() > 1e-4
 
 
+def scenario_an_update_that_is_traced_with_zeros_stays_prepared(directory):
+    """A step of zeros creates the state; the graph that it traces updates without momentum later.
+
+    With gradients that did not pass the compressor, the same graph keeps the momentum.
+    """
+
+    def trained(kind, compressed, traced, prepare=True):
+        weights = tf.Variable(tf.ones([40, 30]))
+        compressor = dr.Compressor(
+            dr.Codec(dr.TopK(0.1)), parameters=[("weights", weights)], dense_below=0
+        )
+        optimizer = kind(0.01)
+        if prepare:
+            dr.prepare(optimizer, compressor)
+
+        def update(gradient):
+            optimizer.apply_gradients([(gradient, weights)])
+
+        graph = tf.function(update, jit_compile=kind is tf.keras.optimizers.Adam)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            # an eager step creates the same state, and the graph is traced later
+            (graph if traced else update)(tf.zeros([40, 30]))
+        assert (prepare and traced) == any("did not reach" in str(one.message) for one in said)
+        random = np.random.default_rng(hvd.rank())
+        for _ in range(4):
+            wanted = tf.constant(random.standard_normal([40, 30]), tf.float32)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((weights - wanted) ** 2)
+            compression = compressor if compressed else hvd.Compression.none
+            tape = hvd.DistributedGradientTape(tape, compression=compression)
+            graph(tape.gradient(loss, [weights])[0])
+        return weights.numpy()
+
+    def sgd(rate):
+        return tf.keras.optimizers.SGD(rate, momentum=0.9)
+
+    for kind in (sgd, tf.keras.optimizers.Adam):
+        expected = trained(kind, compressed=True, traced=False)
+        np.testing.assert_allclose(trained(kind, compressed=True, traced=True), expected, 1e-6)
+        expected = trained(kind, compressed=False, traced=False, prepare=False)
+        np.testing.assert_allclose(trained(kind, compressed=False, traced=True), expected, 1e-6)
+
+
 def scenario_a_prepared_optimizer_without_compression_is_warned_of(directory):
     """Its gradients are complete, so its steps are those of the optimizer as it was configured."""
 

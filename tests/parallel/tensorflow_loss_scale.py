@@ -25,6 +25,7 @@ from tensorflow_overflow_tools import (
 from tensorflow_tools import assert_equal_everywhere
 
 import deepreduce_hvd as dr
+import deepreduce_hvd.tensorflow
 
 #: number of batches in the Keras scenarios, and number of the first ones with Inf on one rank
 STEPS, VOID = 10, 3
@@ -205,6 +206,54 @@ def scenario_a_model_that_is_compiled_again_with_another_scale(directory):
     changed = train((1024.0, 8.0))
     tf.keras.utils.set_random_seed(0)
     np.testing.assert_array_equal(changed, train((1024.0, 1024.0)))
+
+
+def scenario_gradients_of_two_calls_are_no_step_of_a_scaled_optimizer(directory):
+    """If one of them is skipped, the other is too, but it is not known to the compressor."""
+    for keras_2 in (True, False):
+        import keras
+
+        module = tf.keras if keras_2 else keras
+        network = made(shapes={"quiet": (40, 30), "loud": (40, 30)})
+        compressor = compressor_of(network, **ONE)
+        optimizer = dr.prepare(module.optimizers.SGD(0.1, momentum=0.5), compressor)
+        variables = list(network.values())
+
+        def losses(wanted, network=network):
+            return [tf.reduce_sum(network[name] * wanted[name]) for name in network]
+
+        @tf.function
+        def apart(wanted):
+            found = []
+            for which in range(2):
+                with tf.GradientTape() as tape:
+                    loss = losses(wanted)[which]
+                tape = hvd.DistributedGradientTape(tape, compression=compressor)
+                found += tape.gradient(loss, variables[which : which + 1])
+            optimizer.apply_gradients(zip(found, variables))
+
+        @tf.function
+        def together(wanted):
+            found = []
+            for which in range(2):
+                with tf.GradientTape() as tape:
+                    loss = losses(wanted)[which]
+                found += tape.gradient(loss, variables[which : which + 1])
+            reduced = deepreduce_hvd.tensorflow.allreduce_gradients(
+                found, variables, compression=compressor
+            )
+            if tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in reduced]):
+                optimizer.apply_gradients(zip(reduced, variables))
+
+        with refused("of two calls, as of gradient\\(\\) of hvd.DistributedGradientTape"):
+            apart(coefficients(0, network))
+        # the refused step was traced but not run
+        together(coefficients(1, network))
+        before, values = residuals(compressor), [one.numpy() for one in variables]
+        together(coefficients(2, network, {"loud": np.nan}))
+        assert all(np.array_equal(one.numpy(), old) for one, old in zip(variables, values))
+        for name, residual in residuals(compressor).items():
+            np.testing.assert_array_equal(residual, before[name], err_msg=name)
 
 
 def scenario_an_optimizer_without_a_scale_yet(directory):
