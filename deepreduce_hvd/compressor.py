@@ -318,9 +318,10 @@ class Compressor:
     def state_dict(self) -> dict[str, Any]:
         """Return the residuals, the step counters and the embedding tables of this rank.
 
-        Save one state per rank. Training that resumes from it continues bit for bit, but
-        ``schedule="auto"`` chooses a plan again, and on TensorFlow it may find a table one step
-        later. :attr:`plan` can be saved too.
+        Save one state per rank, after ``optimizer.step()`` and before the next ``backward()``: what
+        a step sends is in the weights after it, and in no state until then. Training that resumes
+        continues bit for bit, but ``schedule="auto"`` chooses a plan again, and on TensorFlow it
+        may find a table one step later. :attr:`plan` can be saved too.
 
         Returns:
             A dictionary of numbers, strings and the memory's float32 arrays, in the parameters'

@@ -119,7 +119,10 @@ def _release(slot):
         slot().release()
 
 
-_GIVE_ALL = "give Compressor, or bound_to, all variables whose gradients Horovod reduces"
+_GIVE_ALL = (
+    "give Compressor, or bound_to, all variables whose gradients Horovod reduces; a model that is"
+    " built or loaded again has other variables, and needs a Compressor of its own"
+)
 
 
 def _expected(slots):

@@ -56,9 +56,10 @@ class Adapter(TorchAdapter):
         self._parameters = Parameters(self.slots)
         self._probes = Probes()
         self._steps = OptimizerSteps(compressor, self._parameters, self.tables)
+        self.is_in_step = self._steps.any_in_progress
         self._unexchanged = Unexchanged(self._parameters, self.transport, self._steps)
         self._exchanges = Exchanges(compressor, self.device_path, self.times)
-        # Ranks may step optimizers in different orders, so some learn of a table one step earlier.
+        # Ranks that step optimizers in other orders learn of a table one step earlier or later.
         # When the next step of the job begins, all of them know the same ones.
         self._tables_before = []
         # whether a result was returned since the last check for elastic training
@@ -105,8 +106,7 @@ class Adapter(TorchAdapter):
             expect_keeper(self.elastic, notification_manager)
             if self.elastic is not None:
                 self.elastic.follow()
-        # in elastic training, ``sync`` makes the handshake, and all ranks call that at once
-        if not self.agreed and self.elastic is None:
+        if not self.agreed and self.elastic is None:  # in elastic training, ``sync`` calls it
             handshake.agree(self)
         self._delivered = False
         if owner is not DIRECT and "momentum" not in self._warned:

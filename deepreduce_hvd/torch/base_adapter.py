@@ -68,6 +68,22 @@ class TorchAdapter(BaseAdapter):
     def notes(self):
         return [*super().notes(), *self.scheduler.notes(embedding_tables.names_of(self.slots))]
 
+    @staticmethod
+    def is_in_step():
+        """Return whether gradients are being exchanged that no optimizer has got yet."""
+        return False
+
+    def state_dict(self):
+        """Return the state of this rank; warn if it does not fit the weights."""
+        if self.is_in_step():
+            self._warn_once(
+                "state",
+                "state_dict: expected a call between two steps, got one between backward() and"
+                " step(); what this step sends is neither in the weights nor in the residuals, so"
+                " training that resumes from this state loses it; save after optimizer.step()",
+            )
+        return super().state_dict()
+
     def load_state_dict(self, state):
         """Check a state, or the list of all ranks' states, and load it."""
         super().load_state_dict(state)

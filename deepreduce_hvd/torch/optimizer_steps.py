@@ -196,6 +196,12 @@ class OptimizerSteps:
         gradients = [slot.parameter.grad for slot in slots if not slot.dense]
         return any(gradient is not None and bool(gradient.any()) for gradient in gradients)
 
+    def any_in_progress(self):
+        """Return whether results of an optimizer's step are still to come."""
+        return any(
+            step.owned and not step.complete and not step.closed for step in self._last.values()
+        )
+
     def flights_beside(self, step):
         """Return the flights of other steps than ``step`` that have all their gradients.
 

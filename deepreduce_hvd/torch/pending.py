@@ -50,8 +50,11 @@ class Pending:
 
 
 def _version_of(tensor):
-    """Return how often PyTorch has written to the memory of a tensor, or None if it is unknown."""
-    return None if tensor.is_inference() else tensor._version
+    """Return how often PyTorch has written to the memory of a tensor, or None if it is unknown.
+
+    PyTorch counts the writes to all views of a buffer together, so it is unknown for views.
+    """
+    return None if tensor.is_inference() or tensor._is_view() else tensor._version
 
 
 def changed_warning(slot):

@@ -120,6 +120,55 @@ def scenario_gradients_that_change_while_they_are_exchanged_are_named(directory)
         assert "was changed while it was exchanged" in text, text
 
 
+def scenario_gradients_that_are_views_of_one_buffer(directory):
+    """PyTorch counts writes to all of them together, which says nothing about one of them."""
+
+    def trained(views):
+        network = model(seed=7)
+        parameters = list(network.parameters())
+        buffer = torch.zeros(sum(parameter.numel() for parameter in parameters))
+        if views:
+            parts = buffer.split([parameter.numel() for parameter in parameters])
+            for parameter, part in zip(parameters, parts):
+                parameter.grad = part.view_as(parameter)
+        optimizer, _ = distributed(network)
+
+        def step(optimizer, number):
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+            backward(network, number)
+            optimizer.step()
+
+        assert _warned_steps(optimizer, step) == []
+        assert bool(buffer.any()) == views, "expected the sums in the buffer"
+        return torch.cat([parameter.detach().flatten() for parameter in parameters])
+
+    assert torch.equal(trained(views=True), trained(views=False))
+
+
+def scenario_a_state_of_a_step_in_progress_is_named(directory):
+    network = model()
+    optimizer, compressor = distributed(network)
+
+    def saved():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            compressor.state_dict()
+        return [str(one.message) for one in caught]
+
+    for number in range(3):
+        optimizer.zero_grad()
+        if number == 1:
+            assert saved() == []
+        backward(network, number)
+        if number == 2:
+            (text,) = saved()
+            assert "got one between backward() and step()" in text, text
+        optimizer.step()
+        assert saved() == []
+
+
 def scenario_a_frozen_layer_without_gradients_does_not_change(directory):
     """The remedy of the page against weight decay and momentum, for frozen layers."""
     for remedied in (False, True):
