@@ -319,3 +319,11 @@ def of_an_instance(method):
         return method(self, *arguments)
 
     return checked
+
+
+def refuse_reducescatter():
+    """Raise InvalidArgumentError: Horovod would scatter what only a whole reduction decodes."""
+    raise InvalidArgumentError(
+        "compress: expected a call by Horovod's allreduce, got one by reducescatter; give that"
+        " compression=hvd.Compression.fp16, or none"
+    )

@@ -23,6 +23,7 @@ from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.coordination.frames import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.ops import checked, operators
+from deepreduce_hvd.validation import refuse_reducescatter
 
 #: names of Horovod's function that pairs gradients with variables: its original name, and the name
 #: that AutoGraph gives it
@@ -30,6 +31,7 @@ _REDUCING = ("allreduce_grads", "tf__allreduce_grads")
 #: functions that call compress for several gradients, and for one
 _GROUPED = ("grouped_allreduce", "tf__grouped_allreduce")
 _CALLING = ("allreduce", "tf__allreduce", *_GROUPED)
+_SCATTERING = ("reducescatter", "grouped_reducescatter")
 #: modules of its functions that add up the gradients of several backward passes
 _ACCUMULATING = (
     "horovod.tensorflow.gradient_aggregation",
@@ -218,11 +220,12 @@ def _expect_once(variable, gradients, variables):
 def _calling_frame():
     """Return the frame of Horovod's function that calls compress, or None."""
     for frame in frames_of(sys._getframe(1)):
-        if (
-            frame.f_code.co_name in _CALLING
-            and frame.f_globals.get("__name__") == "horovod.tensorflow"
-        ):
-            return frame
+        if frame.f_globals.get("__name__") == "horovod.tensorflow":
+            name = frame.f_code.co_name
+            if name in _CALLING:
+                return frame
+            if name.removeprefix("tf__") in _SCATTERING:
+                refuse_reducescatter()
     return None
 
 

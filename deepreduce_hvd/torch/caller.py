@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from horovod.torch import mpi_ops, optimizer as horovod_optimizer
 
+from deepreduce_hvd.validation import refuse_reducescatter
+
 
 class Direct:
     """Owner of gradients without an optimizer, as with ``hvd.allreduce``."""
@@ -64,18 +66,25 @@ def _of_optimizers(*names):
 
 
 _FUNCTIONS = _addresses([mpi_ops.allreduce, mpi_ops.grouped_allreduce])
+_SCATTERING = _addresses([mpi_ops.reducescatter, mpi_ops.grouped_reducescatter])
 _ALONE = _of_optimizers("_allreduce_grad_async")
 _SYNCHRONIZE, _STEP = _of_optimizers("synchronize"), _of_optimizers("step")
 _METHODS = _ALONE | _SYNCHRONIZE | _of_optimizers("_grouped_allreduce_grad_async")
 
 
 def current_caller():
-    """Return the :class:`Caller` of the compression that runs in this thread."""
+    """Return the :class:`Caller` of the compression that runs in this thread.
+
+    Raises:
+        InvalidArgumentError: the caller is ``hvd.reducescatter``.
+    """
     below = process_set = None
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and id(frame.f_code) not in _METHODS:
         if id(frame.f_code) in _FUNCTIONS:
             process_set = frame.f_locals["process_set"]
+        elif id(frame.f_code) in _SCATTERING:
+            refuse_reducescatter()
         below, frame = frame, frame.f_back
     if frame is None:
         return Caller(DIRECT, None, alone=False, process_set=process_set)

@@ -29,6 +29,19 @@ def scenario_xla(directory):
         tf.function(make_step(named, compressor_of(named)), jit_compile=True)(batch(0))
 
 
+def scenario_reducescatter(directory):
+    named = model()
+    compressor = compressor_of(named)
+    gradients = local_gradients(named, batch(0))[:2]
+    for reduce in (
+        lambda: hvd.reducescatter(gradients[0], compression=compressor),
+        tf.function(lambda: hvd.reducescatter(gradients[0], compression=compressor)),
+        lambda: hvd.grouped_reducescatter(gradients, compression=compressor),
+    ):
+        with refused(r"expected a call by Horovod's allreduce, got one by reducescatter"):
+            reduce()
+
+
 def scenario_asynchronous_execution(directory):
     tf.config.experimental.set_synchronous_execution(False)
     try:

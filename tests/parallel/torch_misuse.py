@@ -169,6 +169,19 @@ def scenario_a_state_of_a_step_in_progress_is_named(directory):
         assert saved() == []
 
 
+def scenario_reducescatter_is_refused(directory):
+    network = model()
+    _, compressor = distributed(network)
+    backward(network, 0)
+    gradient = network[0].weight.grad
+    with refused("expected a call by Horovod's allreduce, got one by reducescatter"):
+        hvd.reducescatter(gradient, compression=compressor)
+    with refused("expected a call by Horovod's allreduce, got one by reducescatter"):
+        hvd.grouped_reducescatter([gradient, gradient], compression=compressor)
+    # nothing was begun: the compressor goes on
+    assert hvd.allreduce(gradient, compression=compressor).shape == gradient.shape
+
+
 def scenario_a_frozen_layer_without_gradients_does_not_change(directory):
     """The remedy of the page against weight decay and momentum, for frozen layers."""
     for remedied in (False, True):
