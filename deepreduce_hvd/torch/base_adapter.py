@@ -29,6 +29,8 @@ class TorchAdapter(BaseAdapter):
         scheduler: the :class:`~deepreduce_hvd.planning.scheduler.Scheduler`.
         layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the steps from now on.
         tables: the :class:`~deepreduce_hvd.adapters.embedding_tables.EmbeddingTables`.
+        is_in_step: function that returns whether gradients are being exchanged that no optimizer
+            has got yet.
     """
 
     def __init__(self, compressor, transport, buckets=lambda: None, on_host=False):
@@ -38,6 +40,7 @@ class TorchAdapter(BaseAdapter):
             compressor, self.times, time_fp16, buckets, on_host, tables=self.known_tables
         )  # fmt: skip
         self.layout = self.scheduler.layout
+        self.is_in_step = lambda: False
         self._warned = set()
         self.tables = embedding_tables.EmbeddingTables(compressor, self._is_on_gpu)
         self.warn_of_plan()
@@ -67,11 +70,6 @@ class TorchAdapter(BaseAdapter):
 
     def notes(self):
         return [*super().notes(), *self.scheduler.notes(embedding_tables.names_of(self.slots))]
-
-    @staticmethod
-    def is_in_step():
-        """Return whether gradients are being exchanged that no optimizer has got yet."""
-        return False
 
     def state_dict(self):
         """Return the state of this rank; warn if it does not fit the weights."""
