@@ -1,12 +1,13 @@
-"""Gradient compression for stock Horovod.
+"""Gradient compression for stock Horovod, and for PyTorch's DDP and fully_shard.
 
 A sparsifier selects elements of a gradient. Index and value codecs encode their indices and values
 separately. Both end up in one payload.
 
-Pass a :class:`Compressor` to ``hvd.DistributedOptimizer(..., compression=)``. Use a :class:`Codec`
-to encode single tensors: (d,) arrays of float32, float16, bfloat16 or float64. A payload is an (n,)
-uint8 array (docs/format.md). Every error that this package raises on purpose is a
-:class:`DeepReduceError`.
+Pass a :class:`Compressor` to ``hvd.DistributedOptimizer(..., compression=)`` or
+``hvd.DistributedGradientTape(..., compression=)``. Without Horovod, call its ``register`` with a
+model of ``DistributedDataParallel`` or ``fully_shard``. Use a :class:`Codec` to encode single
+tensors: (d,) arrays of float32, float16, bfloat16 or float64. A payload is an (n,) uint8 array
+(docs/format.md). Every error that this package raises on purpose is a :class:`DeepReduceError`.
 """
 
 from deepreduce_hvd import schedule

@@ -52,7 +52,7 @@ class Compressor:
 
     Args:
         codec: how a gradient becomes a payload, a :class:`Codec`; or ``"dense"``, uncompressed
-            through Horovod's own allreduce; or ``"fp16"``, the same converted to float16; or
+            through the framework's own allreduce; or ``"fp16"``, the same converted to float16; or
             ``"rows"``, for embedding tables: all non-zero elements, in 4 bits each
             (docs/accuracy.md). Default: that of :func:`recommended_codec` for the parameter's
             shape; ``"rows"`` for embedding tables, which their first gradients show. To treat
@@ -115,8 +115,7 @@ class Compressor:
     Raises:
         InvalidArgumentError: parameters without names, duplicate names, a wrong type or value, or
             stages that the communicator does not support.
-        NativeMissingError: the package was built without the operators for the parameters'
-            framework.
+        NativeMissingError: the package was built without the operators for TensorFlow.
     """
 
     def __init__(
@@ -303,9 +302,9 @@ class Compressor:
         >>> # comp.register(model)
 
         Args:
-            model: a ``DistributedDataParallel`` (DDP), or a module after ``fully_shard`` (FSDP2) in
-                each host, whose average is compressed between the hosts. The parameters of such a
-                module are on the host; those of a DDP model may be on a GPU.
+            model: a ``DistributedDataParallel`` (DDP) model, its parameters possibly on a GPU; or a
+                module that ``fully_shard`` (FSDP2) shards within each host, with parameters on the
+                CPU: PyTorch averages its gradients within a host, the compressor between hosts.
             mesh: for ``fully_shard``, the one-dimensional ``DeviceMesh`` of the ranks that have the
                 same shard, one per host (docs/tutorial-fsdp.md). None for DDP.
 

@@ -145,8 +145,8 @@ class Preparation:
                 changes[key] = changes.get(key, 0) + 1
         if not changes:
             return (
-                f"{optimizer}: nothing changes, because it uses no momentum for gradients that are"
-                " sent with a delay."
+                f"{optimizer}: nothing changes, because it has no momentum, or no gradient is sent"
+                " with a delay."
             )
         texts = []
         for (momentum, rate, decay), number in changes.items():

@@ -23,12 +23,14 @@ def prepare(optimizer: Any, compression: Any) -> Any:
 
     A prepared optimizer updates compressed parameters without momentum. SGD and RMSprop use
     momentum 0, and divide the learning rate by 1 - momentum, so that the step size does not change.
-    Adam and its variants (AdamW, Adamax, NAdam, RAdam) use 0 as the first of ``betas``. Adagrad
+    Adam and its variants (AdamW, Adamax; on PyTorch also NAdam, RAdam) use 0 as the first of
+    ``betas``, or as ``beta_1``. Embedding tables that the default codec finds keep it. Adagrad
     and Adadelta have no momentum, so nothing changes. With ``MomentumCorrection(m)``, a weight
     decay that is added to gradients is multiplied by 1 / (1 - m). With :class:`NoMemory` or
     :class:`NoneSparsifier`, nothing is delayed, so nothing changes either.
-    Parameters that the compressor does not compress are updated as before. A parameter that only a
-    plan sends uncompressed counts as compressed, except on TensorFlow with a plan that is given.
+    Parameters that the compressor does not compress are updated as before. A parameter that has
+    a codec counts as compressed even while a plan sends it uncompressed. On TensorFlow, this does
+    not hold for a plan that is given as ``schedule=``.
     Sparse gradients that Horovod itself gathers are applied as before: on PyTorch those of
     ``sparse=True`` without ``sparse_as_dense=True``, on TensorFlow ``tf.IndexedSlices``. So are
     gradients of TensorFlow that Horovod does not reduce, as after ``register_local_var``.

@@ -41,15 +41,15 @@ FIELDS = {
     "encode_seconds": "mean over all steps of this job",
     "decode_seconds": "mean over all steps of this job, all ranks' payloads",
     "steps": "steps so far; TensorFlow counts those of compressed parameters only",
-    "rounds": "consecutive collectives in the last step; 0 for Horovod's own allreduce",
+    "rounds": "consecutive collectives in the last step; 0 for the framework's own allreduce",
     "communicator": (
         "the communicator that was used, with the reason if it was chosen automatically; None "
         "if nothing was exchanged"
     ),
     "path": (
-        "'compressed'; 'dense', through Horovod's own allreduce; 'fp16', the same as float16; "
-        "'sparse', through Horovod's own allgather; 'none' if nothing was exchanged yet, or with "
-        "only one rank"
+        "'compressed'; 'dense', through the framework's own allreduce; 'fp16', the same as "
+        "float16; 'sparse', through Horovod's own allgather; 'none' if nothing was exchanged yet, "
+        "or with only one rank"
     ),
 }
 

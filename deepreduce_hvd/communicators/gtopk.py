@@ -42,8 +42,8 @@ class GTopK(Communicator):
     the residual. The velocities of its elements stay 0, on all ranks that sent them.
 
     Args:
-        form: "butterfly" exchanges partial sums between pairs in ceil(log2 P) rounds. "tree" sums
-            up to rank 0 and broadcasts the result.
+        form: "butterfly" exchanges partial sums between pairs in ceil(log2 P) rounds, and one or
+            two more (docs/communicators.md). "tree" sums up to rank 0 and broadcasts the result.
 
     Raises:
         InvalidArgumentError: ``form`` is not one of these.

@@ -12,12 +12,13 @@ from deepreduce_hvd.communicators.sums import BucketSum
 
 
 class RecursiveDoubling(Communicator):
-    """Communicator that exchanges partial sums between pairs of ranks in ceil(log2 P) rounds.
+    """Communicator that exchanges partial sums between pairs of ranks.
 
-    It works with any number of ranks P. It is the best choice when latency matters more than bytes:
-    for few elements, or when all ranks select the same elements. When a sum is so full that sending
-    all elements needs fewer bytes, all elements are sent. Source: SparCML (Renggli et al. 2019,
-    SSAR_Recursive_double).
+    It takes ceil(log2 P) rounds of pairs, and one or two more for errors and if the number of ranks
+    P is not a power of two (docs/communicators.md). It works with any number of ranks. It is the
+    best choice when latency matters more than bytes: for few elements, or when all ranks select the
+    same elements. When a sum is so full that sending all elements needs fewer bytes, all elements
+    are sent. Source: SparCML (Renggli et al. 2019, SSAR_Recursive_double).
     """
 
     def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:

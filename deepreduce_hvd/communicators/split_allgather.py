@@ -32,9 +32,9 @@ class SplitAllgather(Communicator):
 
     Args:
         dense: how to send all elements of a slice when that takes fewer bits than sending indices.
-            In a slice of d elements, this applies when n (I + V) >= d W for n nonzero ones. I is
-            the number of bits per index; V and W are the bits per value of the codec and of the
-            dense form. "auto" uses the value codec of the :class:`Codec`, but float32 if that codec
+            A slice of d elements with n nonzero ones is sent in full if n (I + V) >= d W. I is the
+            number of bits per index; V and W are the bits per value of the codec and of the dense
+            form. "auto" uses the value codec of the :class:`Codec`, but float32 if that codec
             sorts values, and 2-bit LloydMax if it cannot send zeros. 2, 4 or 8 uses QSGD with that
             many bits. None leaves only the rule of every payload: all elements are sent if the
             payload would otherwise be larger than the slice. Each owner decides for its own slice.

@@ -213,9 +213,9 @@ class ValueCodec(Stage):
     def relative_error(self) -> float:
         """Return an estimate of the norm of the error divided by the norm of the values.
 
-        It should be the larger of two estimates for many values: one for exponentially distributed
-        magnitudes, as in whole gradients, and one for equal magnitudes, as among the largest
-        elements. Error feedback adds the error to the next gradient, so with a ratio of 1 or more
+        Return the larger of two estimates, for many values: one for exponentially distributed
+        magnitudes, as in whole gradients, one for equal magnitudes, as among the largest elements.
+        Error feedback adds the error to the next gradient, so with a ratio of 1 or more
         the memory would grow without limit. :class:`~deepreduce_hvd.Compressor` therefore refuses
         such a codec together with a memory.
 
@@ -270,8 +270,8 @@ class Memory(Stage):
     state: tuple[str, ...] = ()
     #: Whether the first state array is exactly the residual: all that payloads have not carried.
     keeps_everything: bool = False
-    #: Whether each gradient may be passed only once. If backward adds a gradient to an average that
-    #: is in ``.grad``, the sum of both is refused.
+    #: Whether each gradient may be passed only once. If so, adding a new gradient to an average
+    #: that is already in ``.grad`` raises an error.
     needs_new_gradients: bool = False
 
     def accumulate(self, gradient: np.ndarray, state: Arrays) -> tuple[np.ndarray, Arrays]:

@@ -13,14 +13,14 @@ class MomentumCorrection(Memory):
     Momentum is applied before the residual accumulates: first ``velocity = momentum * velocity +
     gradient``, then ``residual = residual + velocity``. The sparsifier selects from the residual.
     Where an element is sent, the decoded value is subtracted from the residual, and the velocity is
-    set to 0 (momentum factor masking). It stays 0 if the sent value comes back because a
-    communicator such as :class:`GTopK` drops it: the value is kept in the residual, and momentum
-    starts again. Use an optimizer that :func:`deepreduce_hvd.prepare` has
-    prepared. It may have momentum or not: prepare also adapts its weight decay.
+    set to 0 (momentum factor masking). If a communicator such as :class:`GTopK` drops a sent value,
+    the value returns to the residual, and the velocity stays 0. Use an optimizer that
+    :func:`deepreduce_hvd.prepare` has prepared. It may have momentum or not: prepare also adapts
+    its weight decay.
 
     If a step has several backward passes, only the last one may synchronize gradients: use
-    ``no_sync()`` or ``backward_passes_per_step``. Others would apply the momentum again to the
-    average of the first one, and are refused.
+    ``no_sync()`` or ``backward_passes_per_step``. A second pass that synchronizes would apply
+    momentum to gradients that already contain it, so it raises an error.
 
     Args:
         momentum: a number in [0, 1).

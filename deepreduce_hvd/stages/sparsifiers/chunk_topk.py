@@ -13,9 +13,9 @@ class ChunkTopK(Sparsifier):
     If magnitudes are equal, the element with the smaller index is kept. Zeros are never sent. The
     last chunk can be shorter.
 
-    ChunkTopK needs one pass over the data and no threshold. When large values are spread over the
-    tensor, it selects nearly the same elements as :class:`TopK`. Source: ScaleCom (Chen et al.
-    2020, section 3).
+    ChunkTopK needs one pass over the data and no threshold. When large values are spread evenly
+    over the tensor, it selects about two thirds of the elements that :class:`TopK` selects. Source:
+    ScaleCom (Chen et al. 2020, section 3).
 
     Args:
         ratio: a number in (2^-31, 1]; a shorthand for chunks of round(1 / ratio) elements.

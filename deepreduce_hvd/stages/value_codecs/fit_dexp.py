@@ -168,10 +168,9 @@ def fit_side(y):
 class FitDExp(ValueCodec):
     """Value codec that fits y = a e^(b x) + c e^(d x) to the values sorted by magnitude.
 
-    Positive and negative values are fitted separately. A section has 36 bytes. This is the coarsest
-    value codec; error feedback keeps what it loses. The order of the values is sent as with
-    :class:`FitPoly`. Sources: Fit-DExp in DeepReduce (Xu et al., NeurIPS 2021); J. Jacquelin,
-    Régressions et équations intégrales (2009).
+    Positive and negative values are fitted separately. A section has 36 bytes, for any number of
+    values. The order of the values is sent as with :class:`FitPoly`. Sources: Fit-DExp in
+    DeepReduce (Xu et al., NeurIPS 2021); J. Jacquelin, Régressions et équations intégrales (2009).
 
     >>> values = np.float32(3) * np.exp(-np.arange(50, dtype=np.float32) / 10)
     >>> section, decoded, order = FitDExp().encode(values, key=0)

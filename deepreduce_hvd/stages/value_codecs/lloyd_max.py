@@ -99,7 +99,7 @@ def _levels(magnitudes, number):
 class LloydMax(ValueCodec):
     """Value codec with a few levels fitted to each tensor (Lloyd 1982; Max 1960).
 
-    One bit is the sign. The other bits number one of 2^(bits-1) levels of the magnitude. They are
+    One bit is the sign. The other bits select one of 2^(bits-1) magnitudes, the levels. They are
     fitted with eight steps of Lloyd's method. The result is close to the smallest mean squared
     error if magnitudes have no gaps. If they form distant clusters, more bits may gain nothing.
     With ``bits=1`` a value becomes its sign times the mean magnitude, as in EF-SignSGD (Karimireddy
