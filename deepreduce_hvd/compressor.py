@@ -240,8 +240,8 @@ class Compressor:
     def __reduce__(self):
         raise InvalidArgumentError(
             "Compressor: expected state_dict() to be pickled or copied, got the compressor itself,"
-            " which belongs to this process; for elastic training give it to"
-            " hvd.elastic.TorchState or to a state of deepreduce_hvd.tensorflow.elastic"
+            " which belongs to this process; for elastic training, create it after hvd.init() and"
+            " give it to hvd.elastic.TorchState or a state of deepreduce_hvd.tensorflow.elastic"
         )
 
     def __repr__(self) -> str:

@@ -64,10 +64,15 @@ def test_ranks_that_leave_without_a_commit(action):
     job.expect_moment(3)
 
 
+@pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize("steps_since", [0, 2])
-def test_ranks_that_join(steps_since):
+def test_ranks_that_join(steps_since, loaded):
+    """A script that loads the state of an earlier job does so in each process that begins."""
     job = trained(2, steps_since)
     job.workers += [Worker(7), Worker(8)]
+    if loaded:
+        for worker in job.workers[2:]:
+            worker.kept_in_a_step(worker.random)
     job.form()
     job.expect_success("sync")
     job.expect_moment(3 + steps_since)

@@ -1,5 +1,7 @@
 """What the adapters of all frameworks share: the state of their slots and what ranks compare."""
 
+import os
+
 from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.coordination import handshake
@@ -192,6 +194,18 @@ class BaseAdapter:
             self.transport.size,
             self.keeper_of,
         )
+        self._warn_of_unused_memory()
+
+    def _warn_of_unused_memory(self):
+        """Warn of residuals that were loaded in a job of one rank of Horovod, which uses none."""
+        horovod = getattr(self.transport, "horovod", None)
+        if horovod is None or horovod.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1":
+            return
+        if any(slot.state and slot.steps for slot in self.slots.values()):
+            warn(
+                "load_state_dict: Horovod calls no compressor in a job of one rank, so the loaded"
+                " residuals are not applied; use two ranks or more"
+            )
 
 
 class ClosedAdapter:

@@ -153,7 +153,7 @@ def probe(rank, fingerprint, step):
     return _native.make_probe(rank, fingerprint, step)
 
 
-def scale_of(name, reduced, ranks, fingerprint, step):
+def scale_of(name, reduced, ranks, fingerprint, step, loss_scale=None):
     """Return the factor that Horovod's reduction applies to the gradient of each rank.
 
     The factor is 1/size with Average and 1 with Sum.
@@ -164,6 +164,7 @@ def scale_of(name, reduced, ranks, fingerprint, step):
         ranks: the global numbers of the ranks that take part.
         fingerprint: 32 bits of this rank's configuration.
         step: the step of this rank's probe.
+        loss_scale: the loss scale that the fingerprint contains, or None.
 
     Raises:
         InvalidArgumentError: the reduction is not a sum or an average, it includes other ranks, or
@@ -172,7 +173,8 @@ def scale_of(name, reduced, ranks, fingerprint, step):
     try:
         return _native.scale(reduced, ranks, fingerprint, step)
     except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"parameter {name}: {error}") from None
+        scaled = "" if loss_scale is None else f"; the loss scale here is {loss_scale:g}"
+        raise InvalidArgumentError(f"parameter {name}: {error}{scaled}") from None
 
 
 def reduction_of(scale, size):

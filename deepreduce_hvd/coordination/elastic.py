@@ -156,7 +156,8 @@ class MemoryKeeper:
             )
             self._warn(f"{text}: all ranks go back to the last commit")
             raise self._failure(f"deepreduce_hvd: {text}")
-        if self._restored:
+        # A new rank may have loaded an earlier state. Its part is in the memories of the others.
+        if self._restored or not self._commits:
             self._load(number)
         self._take_over(number, lost, size)
         memory_transfer.rescale(self._slots, size, self._transport.size)

@@ -179,7 +179,7 @@ class Adapter(TorchAdapter):
             self._exchanges.advance(started)
         elif step.owned:
             self._exchanges.wait_until_sent(step.flights, self.transport)
-        numbers = wire.probe(hvd.rank(), step.buckets.fingerprint, slot.steps - 1)
+        numbers = wire.probe(hvd.rank(), step.fingerprint, slot.steps - 1)
         if undecided:  # on all ranks
             numbers = [*numbers, *map(float, seen)]
         kept = self._probes.take(numbers, caller.probe_device(tensor))
@@ -282,7 +282,7 @@ class Adapter(TorchAdapter):
             probe = tensor.tolist()
             scale = wire.scale_of(
                 slot.name, probe[: wire.PROBE_NUMBERS], self.transport.ranks,
-                step.buckets.fingerprint, slot.steps - 1,
+                step.fingerprint, slot.steps - 1, step.loss_scale,
             )  # fmt: skip
         except InvalidArgumentError:
             flight.roll_call.wait()

@@ -6,6 +6,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.elastic import state as horovod_state
 
 from deepreduce_hvd.coordination.elastic import MemoryKeeper, save_together
+from deepreduce_hvd.errors import InvalidArgumentError
 
 
 class CompressorStateHandler(horovod_state.StateHandler):
@@ -23,6 +24,14 @@ class CompressorStateHandler(horovod_state.StateHandler):
         super().__init__(compressor)
         self.keeper = MemoryKeeper(compressor, HorovodInternalError)
         self.keepers = [self.keeper]
+
+    def set_value(self, value):
+        """Refuse another compressor, which the commits would not have."""
+        if value is not self.value:
+            raise InvalidArgumentError(
+                "TorchState: expected the compressor that the state was created with, got another"
+                " one; create a new TorchState for it"
+            )
 
     def save(self):
         save_together(self.keepers)

@@ -203,6 +203,23 @@ class _Looked(torch.nn.Module):
         return self.network["head"](self.network["table"](rows))
 
 
+def scenario_loss_scales_that_differ_are_refused(directory):
+    last = dist.get_rank() == dist.get_world_size() - 1
+    scales = [8.0, 8.0, 4.0 if last else 8.0]
+    network = Network()
+    model, _ = distributed(network, loss_scale=lambda: scales[0])
+    for number in range(2):
+        loss_of(model, number, dist.get_rank()).backward()
+        network.zero_grad()
+        scales.pop(0)
+    try:
+        loss_of(model, 2, dist.get_rank()).backward()
+    except dr.DeepReduceError as error:
+        assert "loss scale 4.0" in str(error) and "loss scale 8.0" in str(error), error
+    else:
+        raise AssertionError("loss scales that differ were taken")
+
+
 def scenario_momentum_is_not_applied_twice(directory):
     """Random programs: a memory with a momentum takes only gradients that were not averaged."""
     seen = set()

@@ -169,6 +169,19 @@ def scenario_a_state_of_a_step_in_progress_is_named(directory):
         assert saved() == []
 
 
+def scenario_loss_scales_that_differ_are_refused(directory):
+    """As those of an elastic state's scaler, if the compressor reads another one."""
+    last = hvd.rank() == hvd.size() - 1
+    scales = [8.0, 8.0, 4.0 if last else 8.0]
+    network = model()
+    optimizer, _ = distributed(network, compressor_options={"loss_scale": lambda: scales[0]})
+    for _ in range(2):
+        _plain(network)(optimizer, 0)
+        scales.pop(0)
+    with refused(f"at the same step, got .*; the loss scale here is {scales[0]:g}"):
+        _plain(network)(optimizer, 1)
+
+
 def scenario_reducescatter_is_refused(directory):
     network = model()
     _, compressor = distributed(network)

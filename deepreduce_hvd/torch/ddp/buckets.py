@@ -171,11 +171,13 @@ class BucketJob:
         entries = [[(slot.name, slot.policy.way) for slot, *_ in part] for part in parts]
         content = repr((entries, str(self._buffer.dtype), parts[0][0][0].steps))
         mark = zlib.crc32(content.encode(), self._adapter.layout.fingerprint)
+        scale = self._pass.loss_scale
+        scaled = "" if scale is None else f".loss scale {scale!r}"
 
         def name_of(part):
             first = part[0][0]
             name = collective_name(compressor.number, first.name)
-            return f"{name}.step {first.steps}.{mark:08x}"
+            return f"{name}.step {first.steps}.{mark:08x}{scaled}"
 
         for way, part in self._compressed.items():
             bucket = Bucket(
