@@ -72,8 +72,7 @@ def prepare(optimizer: Any, compression: Any) -> Any:
         module = _MODULES.get(kind.__module__.partition(".")[0])
         if module is not None:
             changes = importlib.import_module(module).prepare(optimizer, compression)
-            transport = compression and compression.adapter.transport
-            if transport and transport.includes_this_rank and transport.rank == 0:
+            if compression is not None and compression.adapter.speaks:
                 print(f"deepreduce_hvd: prepared {changes}", flush=True)
             return optimizer
     raise InvalidArgumentError(

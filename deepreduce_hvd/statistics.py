@@ -236,8 +236,8 @@ def notes(stats, frozen=()):
     if unused:
         found.append(
             f"No gradient has been exchanged yet for {_listed(unused)}. Is it "
-            "used? Did Horovod get the same parameters? Sparse gradients need "
-            "sparse_as_dense=True."
+            "used? Did Horovod's optimizer, or the model of register(), get the same parameters? "
+            "Under Horovod, sparse gradients need sparse_as_dense=True."
         )
     if sparse:
         found.append(

@@ -107,13 +107,18 @@ class BaseAdapter:
         """Return the names of the parameters that are not trained."""
         return {name for name, slot in self.slots.items() if slot.frozen}
 
+    @property
+    def speaks(self):
+        """Whether this rank prints what is the same on all ranks."""
+        return self.transport.includes_this_rank and self.transport.rank == 0
+
     def warn_of_plan(self):
         """Warn on the first rank if the compressor's plan was made for another job."""
         schedule = self.compressor.schedule
         # on TensorFlow, a compressor may be created before hvd.init()
         if schedule is None or schedule == "auto" or not self._knows_ranks():
             return
-        if self.transport.includes_this_rank and self.transport.rank == 0:
+        if self.speaks:
             ranks = self.transport.size
             for message in layout.differences_of(schedule, self.compressor.policies, ranks):
                 warn(message)

@@ -29,8 +29,8 @@ class TorchAdapter(BaseAdapter):
         scheduler: the :class:`~deepreduce_hvd.planning.scheduler.Scheduler`.
         layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the steps from now on.
         tables: the :class:`~deepreduce_hvd.adapters.embedding_tables.EmbeddingTables`.
-        is_in_step: function that returns whether gradients are being exchanged that no optimizer
-            has got yet.
+        is_in_step: function that returns whether gradients were exchanged that no optimizer has
+            used yet.
     """
 
     def __init__(self, compressor, transport, buckets=lambda: None, on_host=False):
@@ -71,8 +71,8 @@ class TorchAdapter(BaseAdapter):
     def notes(self):
         return [*super().notes(), *self.scheduler.notes(embedding_tables.names_of(self.slots))]
 
-    def state_dict(self):
-        """Return the state of this rank; warn if it does not fit the weights."""
+    def warn_if_in_step(self):
+        """Warn once if a state that is saved now does not fit the weights."""
         if self.is_in_step():
             self._warn_once(
                 "state",
@@ -80,6 +80,10 @@ class TorchAdapter(BaseAdapter):
                 " step(); what this step sends is neither in the weights nor in the residuals, so"
                 " training that resumes from this state loses it; save after optimizer.step()",
             )
+
+    def state_dict(self):
+        """Return the state of this rank."""
+        self.warn_if_in_step()
         return super().state_dict()
 
     def load_state_dict(self, state):

@@ -246,6 +246,7 @@ def momentum_warning(
         when: where to call prepare.
         is_exempt: function of a slot that tells whether it does not count either.
     """
+    optimizer = _inner_of(optimizer) or optimizer
     prepared = optimizer.preparation.compresses if is_prepared(optimizer) else lambda _: False
     groups = [group for group in optimizer.param_groups if momentum_of(group)]
     slots = _slots(compressor) if groups else {}
@@ -262,6 +263,12 @@ def momentum_warning(
                     type(optimizer).__name__, name, momentum, policy.memory, when, instead=instead
                 )
     return None
+
+
+def _inner_of(optimizer):
+    """Return the optimizer that ZeroRedundancyOptimizer and its like have inside, or None."""
+    inner = getattr(optimizer, "optim", None)
+    return inner if isinstance(inner, torch.optim.Optimizer) else None
 
 
 def _known_kind(kind):
@@ -284,6 +291,12 @@ def _refusal_of(optimizer):
         if setting is None
         else f"set {setting} to 0 for the compressed parameters"
     )
+    inner = _inner_of(optimizer)
+    if inner is not None:
+        return (
+            f"expected the optimizer inside of {kind.__name__}, got {kind.__name__} itself; write"
+            " dr.prepare(optimizer.optim, compressor)"
+        )
     if known is None:
         return (
             f"expected one of {', '.join(one.__name__ for one in _KNOWN)}, got {kind.__name__}; use"
@@ -305,7 +318,8 @@ def _expect_own_parameters(optimizer, compressor):
     if not stepped & known:
         raise InvalidArgumentError(
             "prepare: expected an optimizer of the compressor's parameters, got one that has none"
-            " of them; with fully_shard, create the optimizer after it"
+            " of them; with fully_shard, create the compressor and the optimizer after it and after"
+            " loading that replaces parameters"
         )
     if not is_prepared(optimizer):
         return

@@ -1,6 +1,7 @@
 """A compressor that does not communicate yet: Horovod is missing or not in use."""
 
 import importlib.util
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -8,7 +9,9 @@ import torch.distributed as dist
 from deepreduce_hvd.adapters.base_adapter import BaseAdapter
 from deepreduce_hvd.communicators.base import Transport
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.planning.policies import some_of
 from deepreduce_hvd.torch.parameters import make_slots
+from deepreduce_hvd.torch.step_listener import StepListener
 from deepreduce_hvd.user_warnings import warn
 
 
@@ -34,12 +37,14 @@ class UnattachedAdapter(BaseAdapter):
     def __init__(self, compressor, named):
         super().__init__(compressor, _NoTransport())
         self.slots = make_slots(compressor, named, lambda parameter: torch.device("cpu"))
+        self._forgotten = _Forgotten(self)
 
     @staticmethod
     def _refuse(what):
         raise InvalidArgumentError(
             f"{what}: expected an initialized Horovod or a registered model, got neither; in "
-            "PyTorch's DDP call register(ddp_model) first; for Horovod "
+            "PyTorch's DDP call register(ddp_model) first, after fully_shard register(module,"
+            ' mesh["hosts"]); for Horovod '
             + ("call hvd.init() before creating the compressor" if _has_horovod() else "install it")
         )
 
@@ -71,6 +76,50 @@ class UnattachedAdapter(BaseAdapter):
         """Do nothing: there are no steps."""
 
 
+class _Forgotten(StepListener):
+    """Warns once if an optimizer steps sharded parameters of a compressor without ``register``.
+
+    DDP averages gradients all the same, but after ``fully_shard`` nothing else averages between
+    hosts.
+
+    Args:
+        adapter: the :class:`UnattachedAdapter`.
+    """
+
+    def __init__(self, adapter):
+        super().__init__()
+        self._adapter = weakref.ref(adapter)
+        self._has_warned = False
+
+    def end_step(self, optimizer):
+        adapter = self._adapter()
+        if self._has_warned or adapter is None or adapter.compressor.adapter is not adapter:
+            return
+        if unregistered() is None:
+            return
+        names = {slot.parameter: name for name, slot in adapter.slots.items()}
+        stepped = [
+            names[one]
+            for group in optimizer.param_groups
+            for one in group["params"]
+            if one in names and _is_of_this_host_only(one.grad)
+        ]
+        if stepped:
+            self._has_warned = True
+            warn(
+                f"the optimizer has used a gradient of {some_of(stepped)} that the hosts did not"
+                f" exchange, so their models differ from now on: {unregistered()}"
+            )
+
+
+def _is_of_this_host_only(gradient):
+    """Return whether a gradient is sharded between some of the ranks, and is not zero."""
+    mesh = getattr(gradient, "device_mesh", None)
+    if mesh is None or mesh.size() == dist.get_world_size():
+        return False
+    return bool(gradient.to_local().any())
+
+
 def unregistered():
     """Return what to do if torch.distributed has several ranks; otherwise None."""
     ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -78,7 +127,7 @@ def unregistered():
         return None
     return (
         f"torch.distributed has {ranks} ranks, but the compressor is not registered with a model;"
-        " call register(ddp_model)"
+        ' call register(ddp_model), or after fully_shard register(module, mesh["hosts"])'
     )
 
 

@@ -8,7 +8,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from ddp_tools import Network, distributed, loss_of
+from ddp_tools import Network, distributed, loss_of, warnings_of_two_steps
 from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
@@ -201,6 +201,63 @@ class _Looked(torch.nn.Module):
 
     def forward(self, rows):
         return self.network["head"](self.network["table"](rows))
+
+
+def scenario_parameters_outside_of_the_ddp_model_are_named(directory):
+    network = Network()
+    model = DistributedDataParallel(network.first)
+    compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=50)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compressor.register(model)
+    (text,) = (str(one.message) for one in caught)
+    assert "not in the DDP model: convolution.weight" in text and "last.weight" in text, text
+    assert "first.weight" not in text, text
+
+
+def scenario_every_optimizer_with_momentum_is_named(directory):
+    """Also one of another phase of training, or of other layers."""
+    network = Network()
+    model, compressor = distributed(network)
+
+    def named(*optimizers):
+        found = warnings_of_two_steps(network, model, lambda: optimizers)
+        found = [str(one.message) for one in found if "which costs accuracy" in str(one.message)]
+        return [text.split()[1] for text in found]
+
+    first = [*network.convolution.parameters(), *network.first.parameters()]
+    rest = [*network.branch.parameters(), *network.last.parameters()]
+    assert named(torch.optim.SGD(first, 0.1, 0.9), torch.optim.Adam(rest)) == ["SGD", "Adam"]
+    prepared = dr.prepare(torch.optim.SGD(network.parameters(), 0.1, 0.9), compressor)
+    assert named(prepared) == []
+    later = torch.optim.RMSprop(network.parameters(), momentum=0.5)
+    assert named(later) == ["RMSprop"]
+    assert named(later) == []
+
+
+def scenario_a_state_between_backward_and_step_is_named(directory):
+    network = Network()
+    model, compressor = distributed(network)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+
+    def saved():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            compressor.state_dict()
+        return [str(one.message) for one in caught]
+
+    for number in range(3):
+        optimizer.zero_grad()
+        assert saved() == []
+        with model.no_sync():
+            loss_of(model, number, dist.get_rank()).backward()
+        assert saved() == []
+        loss_of(model, number, dist.get_rank()).backward()
+        if number == 2:
+            (text,) = saved()
+            assert "got one between backward() and step()" in text, text
+        optimizer.step()
+        assert saved() == []
 
 
 def scenario_loss_scales_that_differ_are_refused(directory):

@@ -15,7 +15,6 @@ from scenario_runner import refused
 from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.torch.ddp import base
 from deepreduce_hvd.torch.ddp.transport import DistributedTransport
 
 
@@ -186,7 +185,7 @@ def scenario_momentum_of_each_optimizer_is_checked(directory):
         }  # all of them have a Residual
         count = draw.randint(1, 3)
         owners = {name: draw.randrange(count) for name in compressor.policies}
-        optimizers, forgotten = [], False
+        optimizers, forgotten = [], 0
         for number in range(count):
             own = [name for name, owner in owners.items() if owner == number]
             if not own:
@@ -197,16 +196,15 @@ def scenario_momentum_of_each_optimizer_is_checked(directory):
             if draw.random() < 0.6:
                 dr.prepare(optimizer, compressor)
             elif momentum and delayed.intersection(own):
-                forgotten = True
+                forgotten += 1
             optimizers.append(optimizer)
         caught = warnings_of_two_steps(
             network, model, lambda: draw.sample(optimizers, len(optimizers))
         )
         messages = [str(one.message) for one in caught if "momentum" in str(one.message)]
         assert len(messages) == forgotten, f"seed {seed}: {owners} {optimizers} {messages}"
-        assert compressor.adapter not in base._unchecked
         outcomes.add(forgotten)
-    assert outcomes == {True, False}
+    assert {0, 1} <= outcomes
 
 
 def scenario_a_model_that_is_not_registered(directory):
@@ -222,7 +220,8 @@ def scenario_a_model_that_is_not_registered(directory):
         caught = warnings_of_two_steps(network, model, lambda: [optimizer])
         unregistered = (
             f"torch.distributed has {dist.get_world_size()} ranks, but the compressor is not"
-            " registered with a model; call register(ddp_model)"
+            " registered with a model; call register(ddp_model), or after fully_shard"
+            ' register(module, mesh["hosts"])'
         )
         found = [one for one in caught if str(one.message).endswith(f": {unregistered}")]
         assert len(found) == (not registers), caught
@@ -246,4 +245,3 @@ def scenario_no_warning_of_momentum_where_nothing_is_compressed(directory):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9).step()
-        assert compressor.adapter not in base._unchecked

@@ -9,6 +9,7 @@ import sys
 import warnings
 
 import ddp_loss_scale
+import fsdp_misuse
 import fsdp_random
 import fsdp_roots
 import fsdp_states
@@ -132,5 +133,5 @@ def scenario_an_optimizer_may_be_prepared_before_the_model_is_registered(directo
 
 
 if __name__ == "__main__":
-    main({**globals(), **vars(fsdp_states), **vars(fsdp_roots)})
+    main({**globals(), **vars(fsdp_states), **vars(fsdp_roots), **vars(fsdp_misuse)})
     sys.exit()

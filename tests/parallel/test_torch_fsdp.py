@@ -5,7 +5,8 @@ from launch import scenario_tests
 from launch_torchrun import failure_tests, torchrun
 
 reports, test_scenario = scenario_tests(
-    "fsdp_scenarios.py", "fsdp_states.py", "fsdp_roots.py", run=torchrun, ranks=(4,), slow_ranks=(),
+    "fsdp_scenarios.py", "fsdp_states.py", "fsdp_roots.py", "fsdp_misuse.py",
+    run=torchrun, ranks=(4,), slow_ranks=(),
     slow_scenarios=("many_random_programs",),
 )  # fmt: skip
 

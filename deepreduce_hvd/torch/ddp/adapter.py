@@ -10,6 +10,7 @@ import torch.distributed as dist
 from deepreduce_hvd.adapters.base_adapter import ClosedAdapter
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.planning.policies import some_of
 from deepreduce_hvd.torch.cuda.device import DevicePath
 from deepreduce_hvd.torch.ddp.base import DistributedAdapter, expect_unused
 from deepreduce_hvd.torch.ddp.buckets import BucketJob
@@ -20,6 +21,7 @@ from deepreduce_hvd.torch.ddp.mirrors import Mirrors, expect_no_capture
 from deepreduce_hvd.torch.ddp.transport import DistributedTransport, ranks_and_timeout
 from deepreduce_hvd.torch.parameters import Parameters
 from deepreduce_hvd.torch.unexchanged import Unexchanged
+from deepreduce_hvd.user_warnings import warn
 
 
 def register(compressor, model):
@@ -27,6 +29,7 @@ def register(compressor, model):
     _check(compressor, model)
     adapter = DdpAdapter(compressor, compressor.adapter.slots, model)
     adapter.attach()
+    _warn_of_others(adapter, model)
     earlier = _states_of_closed(model)
     if earlier:  # DDP cannot replace a hook
         earlier[0].compressor = compressor
@@ -120,6 +123,28 @@ def _check_parameters(adapter, model):
                 "register: expected parameters on the host or on CUDA devices, got"
                 f" {names.get(id(parameter))} on {parameter.device}"
             )
+
+
+def _warn_of_others(adapter, model):
+    """Warn of trained parameters of the compressor that are neither averaged nor ignored by DDP."""
+    in_model = {id(parameter) for parameter in model._module_parameters}
+    ignored = {
+        id(parameter)
+        for name, parameter in model.module.named_parameters()
+        if name in model.parameters_to_ignore
+    }
+    others = [
+        name
+        for name, slot in adapter.slots.items()
+        if slot.parameter.requires_grad and id(slot.parameter) not in in_model | ignored
+    ]
+    if others and adapter.transport.size > 1:
+        warn(
+            f"register: the compressor has parameters that are not in the DDP model:"
+            f" {some_of(others)}. It does not exchange their gradients. If no other DDP model does,"
+            " the models of the ranks differ. Create the compressor with the parameters of the"
+            " module inside DistributedDataParallel"
+        )
 
 
 def _added_to(model, free):

@@ -31,8 +31,8 @@ from deepreduce_hvd.validation import expect_loss_scale
 _TORCH_DISTRIBUTED = -1
 #: maximum time in seconds to wait for exchanges of a step that is discarded: a rank may be gone
 _FORGET_SECONDS = 2.0
-#: adapters with parameters whose optimizer is not known yet
-_unchecked: weakref.WeakSet = weakref.WeakSet()
+#: adapters that look at the optimizers of their parameters
+_watching: weakref.WeakSet = weakref.WeakSet()
 
 
 class DistributedAdapter(TorchAdapter):
@@ -89,10 +89,14 @@ class DistributedAdapter(TorchAdapter):
         if any(slot.parameter.device.type != "cpu" for slot in slots.values()):
             self._copier = Driver(self.transport)
             weakref.finalize(self, self._copier.stop)
-        #: ids of parameters whose optimizer is not known yet; only delayed gradients matter
-        self._unstepped = {
+        #: ids of parameters whose gradients are delayed
+        self._delayed = {
             id(slot.parameter) for name, slot in slots.items() if compressor.policies[name].delays
         }
+        # optimizer -> ids of those of its parameters that were checked for momentum
+        self._checked: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._has_stepped = True  # whether an optimizer has stepped since the last backward pass
+        self.is_in_step = self._waits_for_step
         _watch_for_momentum(self)
         handshake.register(self)
         watch(self)
@@ -170,6 +174,7 @@ class DistributedAdapter(TorchAdapter):
         An error is raised by the first job of the pass, so that the other ranks get it too.
         """
         backward_pass = BackwardPass(task)
+        self._has_stepped = False
         try:
             last = self._wait_for_results()
             self._follow()
@@ -272,39 +277,47 @@ class DistributedAdapter(TorchAdapter):
 
     def close(self):
         super().close()
-        self._unstepped = set()
+        self._delayed = set()
         if self._copier is not None:
             self._copier.stop()
         self._driver.stop()
         self.transport.close()
 
+    def _waits_for_step(self):
+        """Return whether gradients of the last backward pass wait for their optimizer.
+
+        Programs that update parameters without an optimizer are not known to wait. With loss
+        scaling, an optimizer may skip the step, which undoes what was sent.
+        """
+        if self._has_stepped or self.alone or self.compressor.loss_scale is not None:
+            return False
+        slots = self.slots.values()
+        return bool(self._checked) and any(slot.parameter.grad is not None for slot in slots)
+
     def check_momentum(self, optimizer):
-        """Warn if an optimizer steps compressed parameters with momentum.
+        """Warn once if an optimizer steps compressed parameters with momentum.
 
         Args:
             optimizer: an optimizer that is about to step. Those of its parameters that are
                 trained count as checked then, unless it is not known yet whether they are
                 embedding tables.
-
-        Returns:
-            Whether all parameters are checked.
         """
-        stepped = {
-            id(one)
-            for group in optimizer.param_groups
-            for one in group["params"]
-            if id(one) in self._unstepped and one.requires_grad
-        }
-        if stepped and not self.alone:
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        owned = [one for one in parameters if id(one) in self._delayed]
+        if not owned or self.alone:
+            return
+        self._has_stepped = True
+        checked = self._checked.setdefault(optimizer, set())
+        left = {id(one) for one in owned if one.requires_grad} - checked
+        if left:
             undecided = filter(self.tables.is_undecided, self.slots.values())
-            stepped -= {id(slot.parameter) for slot in undecided}
-        self._unstepped -= stepped
-        if stepped and not self.alone:
+            left -= {id(slot.parameter) for slot in undecided}
+        checked |= left
+        if left:
             when = "before you create a learning rate scheduler"
             message = momentum_warning(optimizer, self.compressor, when, self.tables.is_undecided)
             if message is not None:
-                self._warn_once("momentum", message)
-        return not self._unstepped
+                self._warn_once(("momentum", id(optimizer)), message)
 
 
 def expect_unused(compressor):
@@ -339,21 +352,17 @@ def _ranks_on_this_host():
 
 
 def _watch_for_momentum(adapter):
-    """Check the first optimizer that steps each parameter of an adapter; DDP does not know it."""
+    """Check each optimizer that steps parameters of an adapter; DDP does not know them."""
     _register_momentum_check()
-    _unchecked.add(adapter)
+    _watching.add(adapter)
 
 
 @functools.cache
 def _register_momentum_check():
-    """Register the check with all optimizers of the process, once.
-
-    It stays: an optimizer's step cannot remove a hook that it is running.
-    """
+    """Register the check with all optimizers of the process, once."""
     register_optimizer_step_pre_hook(_check_momentum)
 
 
 def _check_momentum(optimizer, arguments, keywords):
-    for adapter in list(_unchecked):
-        if adapter.check_momentum(optimizer):
-            _unchecked.discard(adapter)
+    for adapter in list(_watching):
+        adapter.check_momentum(optimizer)

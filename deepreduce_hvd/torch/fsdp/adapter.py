@@ -31,6 +31,7 @@ from deepreduce_hvd.torch.fsdp.groups import (
     modules_and_groups,
     values_of_caller,
 )
+from deepreduce_hvd.torch.fsdp.unexchanged import UnexchangedShards
 from deepreduce_hvd.torch.parameters import values_of
 
 
@@ -203,8 +204,17 @@ class FsdpAdapter(DistributedAdapter):
         sharded = {slot.name: slot for group in self.groups for slot in group.slots}
         between = BetweenHosts(*ranks_and_timeout(hosts))
         slots = {name: sharded[name] for name in whole if name in sharded}
-        super().__init__(compressor, between, slots)
         self.ranks = DistributedTransport(*ranks_and_timeout(ranks))
+        super().__init__(compressor, between, slots)
+
+    def attach(self):
+        super().attach()
+        groups = [group.of_pytorch for group in self.groups]
+        self._unexchanged = UnexchangedShards(groups, self.ranks.ranks, self.transport.size)
+
+    @property
+    def speaks(self):
+        return super().speaks and self.ranks.rank == 0
 
     def agree(self):
         try:
@@ -221,7 +231,10 @@ class FsdpAdapter(DistributedAdapter):
             Setting(
                 "parameter groups",
                 [
-                    ", ".join(f"{slot.name} by dimension {slot.dim}" for slot in group.slots)
+                    ", ".join(
+                        f"{slot.name} {tuple(slot.parameter.shape)} by dimension {slot.dim}"
+                        for slot in group.slots
+                    )
                     for group in self.groups
                 ],
             ),
@@ -259,6 +272,7 @@ class FsdpAdapter(DistributedAdapter):
 
         def shards():
             expect_no_pass_within_another()
+            group.expect_registered_parameters()
             return group.shards(parameters, buffer, backward_pass.loss_scale)
 
         self._start(backward_pass, job, shards)
@@ -314,9 +328,11 @@ class FsdpAdapter(DistributedAdapter):
 
     def close(self):
         super().close()
+        self._unexchanged.close()
         self.ranks.close()
 
     def state_dict(self):
+        self.warn_if_in_step()
         self.close_steps()
         return sharded_checkpoint.dump(
             self.slots, self.compressor.configuration, self.transport, self.ranks

@@ -76,12 +76,13 @@ class ParameterGroup:
         slots: {id of a sharded parameter: its slot}, of all parameters of the compressor.
 
     Attributes:
+        of_pytorch: that group.
         slots: slots of its parameters, :class:`ShardSlot`.
         divided_after: the number by which PyTorch divides the buffer after this hook.
     """
 
     def __init__(self, group, slots):
-        self._group = group
+        self.of_pytorch = group
         self.divided_after = 1.0
         self._by_parameter = {
             id(one): ShardSlot(slots[id(one.sharded_param)], one, group)
@@ -94,12 +95,12 @@ class ParameterGroup:
     @property
     def unused_have_gradients(self):
         """Whether parameters that backward did not use get gradients of zeros."""
-        return self._group.reduce_scatter_unused_params
+        return self.of_pytorch.reduce_scatter_unused_params
 
     @property
     def exchanges(self):
         """Whether this backward pass exchanges gradients, or keeps them for a later one."""
-        return self._group.all_reduce_grads
+        return self.of_pytorch.all_reduce_grads
 
     @property
     def divisor(self):
@@ -107,7 +108,18 @@ class ParameterGroup:
 
         A divisor set by the user applies to the sum over all ranks. PyTorch has applied it already.
         """
-        return None if self._group.gradient_divide_factor is None else 1
+        return None if self.of_pytorch.gradient_divide_factor is None else 1
+
+    def expect_registered_parameters(self):
+        """Raise InvalidArgumentError if the module has got other parameters since ``register``."""
+        for one in self.of_pytorch.fsdp_params:
+            slot = self._by_parameter.get(id(one))
+            if slot is not None and slot.parameter is not one.sharded_param:
+                raise InvalidArgumentError(
+                    f"fully_shard: expected the parameters of register(), got another {slot.name},"
+                    " as after load_state_dict(assign=True) or loading into a model on the meta"
+                    " device; load before you create the compressor"
+                )
 
     def shards(self, parameters, buffer, loss_scale):
         """Return the slots of the shards to exchange, and views of their gradients in the buffer.
@@ -173,7 +185,7 @@ class ParameterGroup:
 
         This is so if PyTorch makes the gradients views of the buffer and does nothing else with it.
         """
-        group = self._group
+        group = self.of_pytorch
         return (
             buffer.dtype == group._orig_dtype
             and buffer.dtype in _DIVIDED_BEFORE

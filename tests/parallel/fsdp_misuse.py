@@ -1,0 +1,110 @@
+"""Warnings about programs whose gradients hosts do not exchange, with PyTorch's fully_shard.
+
+Run by fsdp_scenarios.py.
+"""
+
+import re
+import warnings
+
+import torch
+import torch.distributed as dist
+from ddp_tools import Network
+from fsdp_tools import WHOLE, loss_of, meshes, shard, sharded
+from scenario_runner import refused
+from torch.distributed.fsdp import fully_shard
+
+import deepreduce_hvd as dr
+
+
+def _warned(network, optimizers, steps=3):
+    """Return the warnings of this package about gradients that were not exchanged."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(steps):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss_of(network, step, dist.get_rank()).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    return [str(one.message) for one in caught if "did not exchange" in str(one.message)]
+
+
+def _hosts_are_equal(network, mesh):
+    own = torch.cat([one.detach().to_local().flatten() for one in network.parameters()])
+    others = [torch.empty_like(own) for _ in range(mesh["hosts"].size())]
+    dist.all_gather(others, own, group=mesh["hosts"].get_group())
+    return all(torch.equal(own, other) for other in others)
+
+
+def scenario_register_that_is_forgotten_is_named(directory):
+    for hosts in (2, 4, 1):
+        mesh = meshes(hosts)
+        network = Network()
+        shard(network, mesh["ranks"])
+        compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=200)
+        texts = _warned(network, [torch.optim.SGD(network.parameters(), lr=0.1)])
+        # compressors of other scenarios may tell it too
+        texts = [text for text in texts if "is not registered with a model" in text]
+        assert len(texts) == (hosts > 1), texts
+        assert _hosts_are_equal(network, mesh) == (hosts == 1)
+        if hosts > 1:
+            assert "convolution.weight" in texts[0] and 'mesh["hosts"]' in texts[0], texts
+        compressor.close()
+
+
+def scenario_modules_that_are_not_registered_are_named(directory):
+    for hosts in (2, 4, 1):
+        mesh = meshes(hosts)
+        network = Network()
+        for part in (network.first, network.last, network.convolution, network.branch):
+            fully_shard(part, mesh=mesh["ranks"])
+        registered = [network.first, network.last, network.branch]
+        compressors = []
+        for part in registered:
+            compressors.append(dr.Compressor(parameters=part.named_parameters(), dense_below=50))
+            compressors[-1].register(part, mesh["hosts"])
+        texts = _warned(network, [torch.optim.SGD(network.parameters(), lr=0.1)])
+        assert _hosts_are_equal(network, mesh) == (hosts == 1)
+        assert len(texts) == (hosts > 1), texts
+        for text in texts:
+            found = re.findall(r'params"\]\[(\d+)\]', text)
+            assert found == ["0", "1"], text  # the convolution has the first two parameters
+        for compressor in compressors:
+            compressor.close()
+
+
+def scenario_layers_that_are_added_after_register_are_named(directory):
+    mesh = meshes(2)
+    network = Network()
+    compressor = sharded(network, mesh, calls=WHOLE)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    assert _warned(network, [optimizer]) == []
+    network.last = torch.nn.Sequential(network.last, torch.nn.Linear(3, 3))
+    fully_shard(network.last[1], mesh=mesh["ranks"])
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    (text,) = _warned(network, [optimizer])
+    assert len(re.findall(r"param_groups", text)) == 2, text
+    compressor.close()
+
+
+def scenario_parameters_that_are_replaced_after_register_are_refused(directory):
+    mesh = meshes(2)
+    network = Network()
+    compressor = sharded(network, mesh)
+    loss_of(network, 0, dist.get_rank()).backward()
+    network.load_state_dict(
+        {name: value.detach().clone() for name, value in network.state_dict().items()}, assign=True
+    )
+    with refused(r"expected the parameters of register\(\), got another .*load before you create"):
+        loss_of(network, 1, dist.get_rank()).backward()
+    compressor.close()
+
+
+def scenario_whole_shapes_that_differ_between_hosts_are_refused_on_all_ranks(directory):
+    mesh = meshes(2)
+    wide = mesh.get_local_rank("hosts")
+    network = torch.nn.Sequential(torch.nn.Linear(20, 51 + wide))
+    fully_shard(network, mesh=mesh["ranks"])
+    compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=0)
+    with refused("expected the same compressor configuration|Error"):
+        compressor.register(network, mesh["hosts"])
