@@ -25,6 +25,7 @@ from deepreduce_hvd.torch.ddp.void_steps import VoidSteps
 from deepreduce_hvd.torch.host import HostPath
 from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.slot import Slot
+from deepreduce_hvd.torch.step_listener import StepListener
 from deepreduce_hvd.validation import expect_loss_scale
 
 #: separates numbers of compressors here from those under Horovod; never a rank
@@ -97,6 +98,7 @@ class DistributedAdapter(TorchAdapter):
         self._checked: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._has_stepped = True  # whether an optimizer has stepped since the last backward pass
         self.is_in_step = self._waits_for_step
+        self._steps = _Steps(self)
         _watch_for_momentum(self)
         handshake.register(self)
         watch(self)
@@ -294,6 +296,10 @@ class DistributedAdapter(TorchAdapter):
         slots = self.slots.values()
         return bool(self._checked) and any(slot.parameter.grad is not None for slot in slots)
 
+    def note_step(self, optimizer):
+        """Note that an optimizer has stepped; a closure may have made a backward pass in it."""
+        self._has_stepped = self._has_stepped or optimizer in self._checked
+
     def check_momentum(self, optimizer):
         """Warn once if an optimizer steps compressed parameters with momentum.
 
@@ -306,7 +312,6 @@ class DistributedAdapter(TorchAdapter):
         owned = [one for one in parameters if id(one) in self._delayed]
         if not owned or self.alone:
             return
-        self._has_stepped = True
         checked = self._checked.setdefault(optimizer, set())
         left = {id(one) for one in owned if one.requires_grad} - checked
         if left:
@@ -318,6 +323,23 @@ class DistributedAdapter(TorchAdapter):
             message = momentum_warning(optimizer, self.compressor, when, self.tables.is_undecided)
             if message is not None:
                 self._warn_once(("momentum", id(optimizer)), message)
+
+
+class _Steps(StepListener):
+    """Tells an adapter of the steps of all optimizers.
+
+    Args:
+        adapter: the :class:`DistributedAdapter`.
+    """
+
+    def __init__(self, adapter):
+        super().__init__()
+        self._adapter = weakref.ref(adapter)
+
+    def end_step(self, optimizer):
+        adapter = self._adapter()
+        if adapter is not None:
+            adapter.note_step(optimizer)
 
 
 def expect_unused(compressor):
