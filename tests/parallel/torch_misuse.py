@@ -184,8 +184,8 @@ def scenario_loss_scales_that_differ_are_refused(directory):
 
 def scenario_reducescatter_is_refused(directory):
     network = model()
-    _, compressor = distributed(network)
-    backward(network, 0)
+    optimizer, compressor = distributed(network)
+    _plain(network)(optimizer, 0)
     gradient = network[0].weight.grad
     with refused("expected a call by Horovod's allreduce, got one by reducescatter"):
         hvd.reducescatter(gradient, compression=compressor)
