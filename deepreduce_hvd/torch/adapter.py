@@ -109,11 +109,10 @@ class Adapter(TorchAdapter):
         if not self.agreed and self.elastic is None:  # in elastic training, ``sync`` calls it
             handshake.agree(self)
         self._delivered = False
-        if owner is not DIRECT and (topic := ("momentum", id(owner))) not in self._warned:
+        if owner is not DIRECT and owner not in self._with_momentum:
             # what may be an embedding table is known in the next step
             message = momentum_warning(owner, self.compressor, is_exempt=self.tables.is_undecided)
-            if message is not None:
-                self._warn_once(topic, message)
+            self.warn_of_momentum(owner, message)
         last = self._steps.last_of(owner)
         if last is not None and last.complete:
             self._close(last)  # the next step may continue it, and be void if it is

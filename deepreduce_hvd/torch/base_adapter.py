@@ -1,5 +1,7 @@
 """What the adapters of PyTorch share: schedules, warnings, and the count of steps."""
 
+import weakref
+
 import torch
 
 from deepreduce_hvd.adapters import embedding_tables
@@ -9,6 +11,7 @@ from deepreduce_hvd.planning.step_times import StepTimes
 from deepreduce_hvd.statistics import write_scalars
 from deepreduce_hvd.torch import discards
 from deepreduce_hvd.torch.ops import WHY_NO_OPERATORS
+from deepreduce_hvd.torch.parameter_groups import inner_of
 from deepreduce_hvd.torch.pending import time_fp16
 from deepreduce_hvd.user_warnings import warn
 
@@ -42,6 +45,7 @@ class TorchAdapter(BaseAdapter):
         self.layout = self.scheduler.layout
         self.is_in_step = lambda: False
         self._warned = set()
+        self._with_momentum: weakref.WeakSet = weakref.WeakSet()  # optimizers that were named
         self.tables = embedding_tables.EmbeddingTables(compressor, self._is_on_gpu)
         self.warn_of_plan()
         if WHY_NO_OPERATORS is not None:
@@ -174,6 +178,13 @@ class TorchAdapter(BaseAdapter):
                 " as with loss scaling, give Compressor loss_scale=scaler.get_scale so that"
                 " residuals keep what a skipped step sent",
             )
+
+    def warn_of_momentum(self, optimizer, message):
+        """Warn once about an optimizer with momentum, unless ``message`` is None."""
+        optimizer = inner_of(optimizer) or optimizer
+        if message is not None and optimizer not in self._with_momentum:
+            self._with_momentum.add(optimizer)
+            warn(message)
 
     def _warn_once(self, topic, message):
         if topic not in self._warned:

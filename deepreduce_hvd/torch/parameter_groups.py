@@ -1,5 +1,7 @@
 """Parameter groups of PyTorch's optimizers: their momentum, and what replaces it."""
 
+import torch
+
 
 def suits_tables(group):
     """Return whether embedding tables of a group keep their momentum.
@@ -48,3 +50,9 @@ def setting_of(group):
     if "betas" in group:
         return "betas[0]"
     return "momentum" if "momentum" in group else None
+
+
+def inner_of(optimizer):
+    """Return the optimizer that ZeroRedundancyOptimizer and its like have inside, or None."""
+    inner = getattr(optimizer, "optim", None)
+    return inner if isinstance(inner, torch.optim.Optimizer) else None

@@ -9,6 +9,7 @@ from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.preparation import Preparation, momentum_in_use, undo, warning
 from deepreduce_hvd.torch.parameter_groups import (
     factors_of_group,
+    inner_of,
     momentum_of,
     setting_of,
     suits_tables,
@@ -246,7 +247,7 @@ def momentum_warning(
         when: where to call prepare.
         is_exempt: function of a slot that tells whether it does not count either.
     """
-    optimizer = _inner_of(optimizer) or optimizer
+    optimizer = inner_of(optimizer) or optimizer
     prepared = optimizer.preparation.compresses if is_prepared(optimizer) else lambda _: False
     groups = [group for group in optimizer.param_groups if momentum_of(group)]
     slots = _slots(compressor) if groups else {}
@@ -263,12 +264,6 @@ def momentum_warning(
                     type(optimizer).__name__, name, momentum, policy.memory, when, instead=instead
                 )
     return None
-
-
-def _inner_of(optimizer):
-    """Return the optimizer that ZeroRedundancyOptimizer and its like have inside, or None."""
-    inner = getattr(optimizer, "optim", None)
-    return inner if isinstance(inner, torch.optim.Optimizer) else None
 
 
 def _known_kind(kind):
@@ -291,7 +286,7 @@ def _refusal_of(optimizer):
         if setting is None
         else f"set {setting} to 0 for the compressed parameters"
     )
-    inner = _inner_of(optimizer)
+    inner = inner_of(optimizer)
     if inner is not None:
         return (
             f"expected the optimizer inside of {kind.__name__}, got {kind.__name__} itself; write"

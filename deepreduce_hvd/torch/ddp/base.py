@@ -321,8 +321,7 @@ class DistributedAdapter(TorchAdapter):
         if left:
             when = "before you create a learning rate scheduler"
             message = momentum_warning(optimizer, self.compressor, when, self.tables.is_undecided)
-            if message is not None:
-                self._warn_once(("momentum", id(optimizer)), message)
+            self.warn_of_momentum(optimizer, message)
 
 
 class _Steps(StepListener):
