@@ -4,7 +4,6 @@ import copy
 import io
 import pathlib
 import resource
-import warnings
 
 import numpy as np
 import pytest
@@ -396,15 +395,3 @@ def test_negative_zeros_are_kept():
     residual.zero_()
     owner.compressor.load_state_dict(saved)
     assert torch.signbit(residual).nonzero() == 3
-
-
-@FRAMEWORKS
-def test_residuals_that_one_rank_of_horovod_does_not_apply(framework):
-    """Horovod calls the compressor of one rank only in elastic training."""
-    source, target = framework(), framework()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        target.compressor.load_state_dict(source.compressor.state_dict())  # of no step
-    source.step(0)
-    with pytest.warns(UserWarning, match="the loaded residuals are not applied"):
-        target.compressor.load_state_dict(source.compressor.state_dict())

@@ -1,11 +1,9 @@
 """What the adapters of all frameworks share: the state of their slots and what ranks compare."""
 
-import os
-
 from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.coordination import handshake
-from deepreduce_hvd.coordination.launchers import why_alone
+from deepreduce_hvd.coordination.launchers import is_elastic, why_alone
 from deepreduce_hvd.coordination.settings import known_tables, step_counters
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning import layout
@@ -204,7 +202,7 @@ class BaseAdapter:
     def _warn_of_unused_memory(self):
         """Warn of residuals that were loaded in a job of one rank of Horovod, which uses none."""
         horovod = getattr(self.transport, "horovod", None)
-        if horovod is None or horovod.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1":
+        if horovod is None or horovod.size() > 1 or is_elastic():
             return
         if any(slot.state and slot.steps for slot in self.slots.values()):
             warn(

@@ -6,6 +6,11 @@ import os
 _PROCESSES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
 
 
+def is_elastic():
+    """Return whether Horovod's launcher may change the set of ranks."""
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
 def why_alone():
     """Return what to do if a launcher has started several processes, or None.
 

@@ -21,6 +21,7 @@ import weakref
 
 from deepreduce_hvd.coordination import peers
 from deepreduce_hvd.coordination.frames import exchange_in, place_of, without_collections
+from deepreduce_hvd.coordination.launchers import is_elastic
 from deepreduce_hvd.coordination.peers import Board, Note, log
 from deepreduce_hvd.user_warnings import warn
 
@@ -261,7 +262,7 @@ class Watcher:
         elastic training. In elastic training the other ranks notice the failure only when this rank
         closes its connections, so it must not wait here; the launcher reports which process ended.
         """
-        if os.environ.get("HOROVOD_ELASTIC") == "1":
+        if is_elastic():
             return ""
         step = self.step
         if step == self._failed_at or not self._knows_place():

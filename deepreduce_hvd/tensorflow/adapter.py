@@ -14,6 +14,7 @@ from deepreduce_hvd.adapters.base_adapter import BaseAdapter
 from deepreduce_hvd.adapters.embedding_tables import names_of
 from deepreduce_hvd.communicators import Allgather, wire
 from deepreduce_hvd.coordination.elastic import expect_keeper
+from deepreduce_hvd.coordination.launchers import is_elastic
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.schedule.plan import Plan
@@ -24,7 +25,7 @@ from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
 from deepreduce_hvd.tensorflow.embedding_tables import EmbeddingTables
 from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
-from deepreduce_hvd.tensorflow.graph import is_elastic, is_exported, refuse_xla
+from deepreduce_hvd.tensorflow.graph import is_exported, refuse_xla
 from deepreduce_hvd.tensorflow.groups import GradientGroup, Pending
 from deepreduce_hvd.tensorflow.host import HostPath
 from deepreduce_hvd.tensorflow.ops import DTYPES
@@ -242,8 +243,7 @@ class Adapter(BaseAdapter):
         if self.auto is not None and slot.choice is not None:
             return self.auto.begin(slot, tensor, begun)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
-        # Allgather can send payloads of several codecs in one message; other communicators sum a
-        # group as one tensor
+        # only Allgather sends payloads of several codecs in one message
         in_graph = isinstance(self.compressor.communicator, Allgather)
         kind = None if in_graph else slot.policy
         group = self._groups.get(kind)

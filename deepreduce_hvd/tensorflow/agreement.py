@@ -12,7 +12,7 @@ from tensorflow.python.eager.context import eager_mode
 
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import process_set_key
-from deepreduce_hvd.tensorflow.graph import is_elastic
+from deepreduce_hvd.coordination.launchers import is_elastic
 
 #: graph of tf.compat.v1 -> {key of a process set: its _InSession}, in the order in which they run
 _in_sessions: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

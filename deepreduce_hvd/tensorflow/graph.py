@@ -1,17 +1,11 @@
 """Inputs of operators: ranks, which may change after tracing, constants, and the time."""
 
-import os
-
 import horovod.tensorflow as hvd
 import tensorflow as tf
 from tensorflow.python.saved_model import save_context
 
+from deepreduce_hvd.coordination.launchers import is_elastic
 from deepreduce_hvd.errors import InvalidArgumentError
-
-
-def is_elastic():
-    """Return whether the set of ranks may change after a graph is traced."""
-    return bool(int(os.environ.get("HOROVOD_ELASTIC", "0")))
 
 
 def is_exported():

@@ -1,7 +1,6 @@
 """A compressor that does not communicate yet: Horovod is missing or not in use."""
 
 import importlib.util
-import weakref
 
 import torch
 import torch.distributed as dist
@@ -26,7 +25,7 @@ class _NoTransport(Transport):
         return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-class UnattachedAdapter(BaseAdapter):
+class UnattachedAdapter(BaseAdapter, StepListener):
     """Keep the slots of the parameters until ``Compressor.register`` finds the other ranks.
 
     Args:
@@ -37,7 +36,8 @@ class UnattachedAdapter(BaseAdapter):
     def __init__(self, compressor, named):
         super().__init__(compressor, _NoTransport())
         self.slots = make_slots(compressor, named, lambda parameter: torch.device("cpu"))
-        self._forgotten = _Forgotten(self)
+        self._has_warned = False
+        StepListener.__init__(self)
 
     @staticmethod
     def _refuse(what):
@@ -75,29 +75,17 @@ class UnattachedAdapter(BaseAdapter):
     def forget_steps(self):
         """Do nothing: there are no steps."""
 
-
-class _Forgotten(StepListener):
-    """Warns once if an optimizer steps sharded parameters of a compressor without ``register``.
-
-    DDP averages gradients all the same, but after ``fully_shard`` nothing else averages between
-    hosts.
-
-    Args:
-        adapter: the :class:`UnattachedAdapter`.
-    """
-
-    def __init__(self, adapter):
-        super().__init__()
-        self._adapter = weakref.ref(adapter)
-        self._has_warned = False
-
     def end_step(self, optimizer):
-        adapter = self._adapter()
-        if self._has_warned or adapter is None or adapter.compressor.adapter is not adapter:
+        """Warn once if an optimizer has stepped parameters that are sharded within hosts.
+
+        DDP averages gradients all the same, but after ``fully_shard`` nothing else averages between
+        hosts.
+        """
+        is_in_use = self.compressor.adapter is self and not self._has_warned
+        why = unregistered() if is_in_use else None
+        if why is None:
             return
-        if unregistered() is None:
-            return
-        names = {slot.parameter: name for name, slot in adapter.slots.items()}
+        names = {slot.parameter: name for name, slot in self.slots.items()}
         stepped = [
             names[one]
             for group in optimizer.param_groups
@@ -108,7 +96,7 @@ class _Forgotten(StepListener):
             self._has_warned = True
             warn(
                 f"the optimizer has used a gradient of {some_of(stepped)} that the hosts did not"
-                f" exchange, so their models differ from now on: {unregistered()}"
+                f" exchange, so their models differ from now on: {why}"
             )
 
 

@@ -1,7 +1,6 @@
 """Waits of PyTorch programs for other ranks, found in their frames; error texts after failures."""
 
 import functools
-import os
 
 import horovod.torch as hvd
 import torch
@@ -10,6 +9,7 @@ from horovod.torch import mpi_ops, optimizer as horovod_optimizer
 
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.frames import Wait, frames_of
+from deepreduce_hvd.coordination.launchers import is_elastic
 from deepreduce_hvd.coordination.peers import ranks_text
 from deepreduce_hvd.coordination.watch import watcher
 from deepreduce_hvd.torch import unnamed
@@ -80,11 +80,7 @@ def is_failure(error):
 def watch(adapter):
     """Start to watch an adapter's waits; return the process's :class:`Watcher`."""
     # in elastic training, ``sync`` makes the handshake on all ranks at once
-    take_part = (
-        None
-        if os.environ.get("HOROVOD_ELASTIC") == "1"
-        else functools.partial(handshake.take_part, HorovodTransport)
-    )
+    take_part = None if is_elastic() else functools.partial(handshake.take_part, HorovodTransport)
     # hvd.shutdown() would also drop the handles that the program waits for
     process_watcher = watcher(
         hvd, torch, find_wait, is_failure, mpi_ops._basics.shutdown, None, take_part

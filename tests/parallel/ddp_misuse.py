@@ -9,6 +9,7 @@ import warnings
 import torch
 import torch.distributed as dist
 from ddp_tools import Network, distributed, loss_of, warnings_of_two_steps
+from scenario_runner import texts_of_warnings
 from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
@@ -207,10 +208,7 @@ def scenario_parameters_outside_of_the_ddp_model_are_named(directory):
     network = Network()
     model = DistributedDataParallel(network.first)
     compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=50)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        compressor.register(model)
-    (text,) = (str(one.message) for one in caught)
+    (text,) = texts_of_warnings(lambda: compressor.register(model))
     assert "not in the DDP model: convolution.weight" in text and "last.weight" in text, text
     assert "first.weight" not in text, text
 
@@ -241,10 +239,7 @@ def scenario_a_state_between_backward_and_step_is_named(directory):
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
 
     def saved():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            compressor.state_dict()
-        return [str(one.message) for one in caught]
+        return texts_of_warnings(compressor.state_dict)
 
     for number in range(3):
         optimizer.zero_grad()

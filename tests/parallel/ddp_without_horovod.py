@@ -37,8 +37,11 @@ def main():
         try:
             use()
         except dr.InvalidArgumentError as error:
-            assert "call register(ddp_model) first" in str(error), error
-            assert "; for Horovod install it" in str(error), error
+            advice = (
+                "call register(ddp_model) first, after fully_shard register(module, "
+                'mesh["hosts"]); for Horovod install it'
+            )
+            assert advice in str(error), error
         else:
             raise AssertionError("expected a refusal")
     model, compressor = distributed(network)

@@ -106,5 +106,5 @@ def scenario_whole_shapes_that_differ_between_hosts_are_refused_on_all_ranks(dir
     network = torch.nn.Sequential(torch.nn.Linear(20, 51 + wide))
     fully_shard(network, mesh=mesh["ranks"])
     compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=0)
-    with refused("expected the same compressor configuration|Error"):
+    with refused("expected the same compressor configuration on every rank"):
         compressor.register(network, mesh["hosts"])

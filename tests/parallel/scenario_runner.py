@@ -8,6 +8,7 @@ import re
 import sys
 import time
 import traceback
+import warnings
 
 #: number of ranks on which products of settings run completely
 WHOLE = 2
@@ -31,6 +32,14 @@ def refused(message):
         assert re.search(message, str(error)), f"expected an error with {message!r}, got {error!r}"
     else:
         raise AssertionError(f"expected an error with {message!r}; went on silently")
+
+
+def texts_of_warnings(function):
+    """Call a function; return the texts of its warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function()
+    return [str(one.message) for one in caught]
 
 
 def run_all(namespace, directory, hvd, barrier):

@@ -3,6 +3,7 @@
 Run by tensorflow_overflow.py.
 """
 
+import importlib
 import os
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
@@ -210,44 +211,34 @@ def scenario_a_model_that_is_compiled_again_with_another_scale(directory):
 
 def scenario_gradients_of_two_calls_are_no_step_of_a_scaled_optimizer(directory):
     """If one of them is skipped, the other is too, but it is not known to the compressor."""
-    for keras_2 in (True, False):
-        import keras
-
-        module = tf.keras if keras_2 else keras
+    for module in (tf.keras, importlib.import_module("keras")):
         network = made(shapes={"quiet": (40, 30), "loud": (40, 30)})
         compressor = compressor_of(network, **ONE)
         optimizer = dr.prepare(module.optimizers.SGD(0.1, momentum=0.5), compressor)
         variables = list(network.values())
 
-        def losses(wanted, network=network):
-            return [tf.reduce_sum(network[name] * wanted[name]) for name in network]
+        def gradients(wanted, tape_of, network=network, variables=variables):
+            found = []
+            for name, variable in network.items():
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(variable * wanted[name])
+                found += tape_of(tape).gradient(loss, [variable])
+            return zip(found, variables)
 
         @tf.function
         def apart(wanted):
-            found = []
-            for which in range(2):
-                with tf.GradientTape() as tape:
-                    loss = losses(wanted)[which]
-                tape = hvd.DistributedGradientTape(tape, compression=compressor)
-                found += tape.gradient(loss, variables[which : which + 1])
-            optimizer.apply_gradients(zip(found, variables))
+            reducing = lambda tape: hvd.DistributedGradientTape(tape, compression=compressor)  # noqa: E731
+            optimizer.apply_gradients(gradients(wanted, reducing))
 
         @tf.function
         def together(wanted):
-            found = []
-            for which in range(2):
-                with tf.GradientTape() as tape:
-                    loss = losses(wanted)[which]
-                found += tape.gradient(loss, variables[which : which + 1])
-            reduced = deepreduce_hvd.tensorflow.allreduce_gradients(
-                found, variables, compression=compressor
-            )
+            found, _ = zip(*gradients(wanted, lambda tape: tape))
+            reduced = dr.tensorflow.allreduce_gradients(found, variables, compressor)
             if tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in reduced]):
                 optimizer.apply_gradients(zip(reduced, variables))
 
         with refused("of two calls, as of gradient\\(\\) of hvd.DistributedGradientTape"):
             apart(coefficients(0, network))
-        # the refused step was traced but not run
         together(coefficients(1, network))
         before, values = residuals(compressor), [one.numpy() for one in variables]
         together(coefficients(2, network, {"loud": np.nan}))

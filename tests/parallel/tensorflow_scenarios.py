@@ -20,6 +20,7 @@ import tensorflow_states
 import tensorflow_table_gradients
 import tensorflow_tables
 import tensorflow_variables
+import tensorflow_version_1
 from codecs_table import INDEX_WITH_MEMORY as INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
 from scenario_runner import sample
 from tensorflow_tools import (
@@ -356,6 +357,7 @@ if __name__ == "__main__":
             **vars(tensorflow_refusals),
             **vars(tensorflow_keras),
             **vars(tensorflow_tables),
+            **vars(tensorflow_version_1),
             **vars(tensorflow_table_gradients),
         },
         sys.argv[1],

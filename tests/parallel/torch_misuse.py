@@ -7,7 +7,7 @@ import warnings
 
 import horovod.torch as hvd
 import torch
-from scenario_runner import refused
+from scenario_runner import refused, texts_of_warnings
 from torch_tools import assert_equal_everywhere, backward, distributed, model
 
 import deepreduce_hvd as dr
@@ -152,10 +152,7 @@ def scenario_a_state_of_a_step_in_progress_is_named(directory):
     optimizer, compressor = distributed(network)
 
     def saved():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            compressor.state_dict()
-        return [str(one.message) for one in caught]
+        return texts_of_warnings(compressor.state_dict)
 
     for number in range(3):
         optimizer.zero_grad()

@@ -29,7 +29,6 @@ def register(compressor, model):
     _check(compressor, model)
     adapter = DdpAdapter(compressor, compressor.adapter.slots, model)
     adapter.attach()
-    _warn_of_others(adapter, model)
     earlier = _states_of_closed(model)
     if earlier:  # DDP cannot replace a hook
         earlier[0].compressor = compressor
@@ -125,28 +124,6 @@ def _check_parameters(adapter, model):
             )
 
 
-def _warn_of_others(adapter, model):
-    """Warn of trained parameters of the compressor that are neither averaged nor ignored by DDP."""
-    in_model = {id(parameter) for parameter in model._module_parameters}
-    ignored = {
-        id(parameter)
-        for name, parameter in model.module.named_parameters()
-        if name in model.parameters_to_ignore
-    }
-    others = [
-        name
-        for name, slot in adapter.slots.items()
-        if slot.parameter.requires_grad and id(slot.parameter) not in in_model | ignored
-    ]
-    if others and adapter.transport.size > 1:
-        warn(
-            f"register: the compressor has parameters that are not in the DDP model:"
-            f" {some_of(others)}. It does not exchange their gradients. If no other DDP model does,"
-            " the models of the ranks differ. Create the compressor with the parameters of the"
-            " module inside DistributedDataParallel"
-        )
-
-
 def _added_to(model, free):
     """Return (name, parameter) of parameters that have come into a DDP model's module too late.
 
@@ -210,6 +187,24 @@ class DdpAdapter(DistributedAdapter):
             may_stay=lambda slot: model() is None or id(slot.parameter) not in in_model,
             added=lambda _, free: _added_to(model(), free),
         )  # fmt: skip
+        self._warn_of_others(model())
+
+    def _warn_of_others(self, model):
+        """Warn of trained parameters that the DDP model neither averages nor was told to ignore."""
+        inside = dict(model.module.named_parameters(remove_duplicate=False))
+        ignored = {id(inside[name]) for name in model.parameters_to_ignore if name in inside}
+        others = [
+            name
+            for name, slot in self.slots.items()
+            if slot.parameter.requires_grad and id(slot.parameter) not in self._in_model | ignored
+        ]
+        if others and not self.alone:
+            warn(
+                f"register: the compressor has parameters that are not in the DDP model:"
+                f" {some_of(others)}. It does not exchange their gradients. If no other DDP model"
+                " does, the models of the ranks differ. Create the compressor with the parameters"
+                " of the module inside DistributedDataParallel"
+            )
 
     @property
     def may_leave_unused(self):  # type: ignore[override]  # static_graph may be set later

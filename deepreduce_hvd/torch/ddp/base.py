@@ -6,7 +6,6 @@ import time
 import weakref
 
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.adapters.backward_pass import BackwardPass
@@ -32,11 +31,9 @@ from deepreduce_hvd.validation import expect_loss_scale
 _TORCH_DISTRIBUTED = -1
 #: maximum time in seconds to wait for exchanges of a step that is discarded: a rank may be gone
 _FORGET_SECONDS = 2.0
-#: adapters that look at the optimizers of their parameters
-_watching: weakref.WeakSet = weakref.WeakSet()
 
 
-class DistributedAdapter(TorchAdapter):
+class DistributedAdapter(TorchAdapter, StepListener):
     """The side of one Compressor over torch.distributed.
 
     Args:
@@ -98,8 +95,7 @@ class DistributedAdapter(TorchAdapter):
         self._checked: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._has_stepped = True  # whether an optimizer has stepped since the last backward pass
         self.is_in_step = self._waits_for_step
-        self._steps = _Steps(self)
-        _watch_for_momentum(self)
+        StepListener.__init__(self)
         handshake.register(self)
         watch(self)
 
@@ -296,11 +292,11 @@ class DistributedAdapter(TorchAdapter):
         slots = self.slots.values()
         return bool(self._checked) and any(slot.parameter.grad is not None for slot in slots)
 
-    def note_step(self, optimizer):
+    def end_step(self, optimizer):
         """Note that an optimizer has stepped; a closure may have made a backward pass in it."""
         self._has_stepped = self._has_stepped or optimizer in self._checked
 
-    def check_momentum(self, optimizer):
+    def begin_step(self, optimizer):
         """Warn once if an optimizer steps compressed parameters with momentum.
 
         Args:
@@ -322,23 +318,6 @@ class DistributedAdapter(TorchAdapter):
             when = "before you create a learning rate scheduler"
             message = momentum_warning(optimizer, self.compressor, when, self.tables.is_undecided)
             self.warn_of_momentum(optimizer, message)
-
-
-class _Steps(StepListener):
-    """Tells an adapter of the steps of all optimizers.
-
-    Args:
-        adapter: the :class:`DistributedAdapter`.
-    """
-
-    def __init__(self, adapter):
-        super().__init__()
-        self._adapter = weakref.ref(adapter)
-
-    def end_step(self, optimizer):
-        adapter = self._adapter()
-        if adapter is not None:
-            adapter.note_step(optimizer)
 
 
 def expect_unused(compressor):
@@ -370,20 +349,3 @@ def _ranks_on_this_host():
     """Return the number that torchrun gives; without it, that of all ranks."""
     count = os.environ.get("LOCAL_WORLD_SIZE", "")
     return int(count) if count.isdecimal() else dist.get_world_size()
-
-
-def _watch_for_momentum(adapter):
-    """Check each optimizer that steps parameters of an adapter; DDP does not know them."""
-    _register_momentum_check()
-    _watching.add(adapter)
-
-
-@functools.cache
-def _register_momentum_check():
-    """Register the check with all optimizers of the process, once."""
-    register_optimizer_step_pre_hook(_check_momentum)
-
-
-def _check_momentum(optimizer, arguments, keywords):
-    for adapter in list(_watching):
-        adapter.check_momentum(optimizer)
