@@ -121,7 +121,6 @@ class Momentum(torch.optim.Optimizer):
         (lambda parameters: decorated(torch.optim.SGD)(parameters, momentum=0.5), "momentum"),
         (lambda parameters: decorated(torch.optim.Adam)(parameters), "betas[0]"),
         (lambda parameters: Momentum(parameters, decay=0.5), None),
-        (torch.optim.LBFGS, None),
     ],
 )
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -145,6 +144,38 @@ def test_what_to_do_with_an_optimizer_that_cannot_be_prepared(make, setting, wra
         f"without prepare: set {setting} to 0 for the compressed parameters"
     )
     assert text.endswith(f"; set {setting} to 0 for them") and "dr.prepare" not in text
+
+
+class Adafactor(Momentum):
+    """As that of another package."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.optim.LBFGS,
+        torch.optim.Rprop,
+        torch.optim.Adafactor,
+        torch.optim.Muon,
+        Adafactor,
+        lambda parameters: decorated(torch.optim.Muon)(parameters),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_optimizers_that_do_not_suit_compression_are_named(make, wrapped):
+    model = torch.nn.Linear(200, 100, bias=False)
+    compressor = compressor_of(model)
+    optimizer = make(list(model.parameters()))
+    with pytest.raises(dr.InvalidArgumentError, match="not proportional to the gradients; use"):
+        dr.prepare(optimizer, compressor)
+    if wrapped:
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=model.named_parameters(), compression=compressor
+        )
+    text = momentum_warning(optimizer, compressor)
+    assert "steps compressed parameters, of whose gradients only a part" in text, text
+    assert text.endswith("or send its parameters uncompressed, as Compressor('dense') does")
+    assert momentum_warning(optimizer, compressor_of(model, memory=dr.NoMemory())) is None
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,13 @@ import torch
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.preparation import Preparation, momentum_in_use, undo, warning
+from deepreduce_hvd.torch.optimizer_kinds import (
+    USE_ANOTHER,
+    is_wrapped,
+    refusal_of,
+    unsuitable_name,
+    without_hooks,
+)
 from deepreduce_hvd.torch.parameter_groups import (
     factors_of_group,
     inner_of,
@@ -17,23 +24,6 @@ from deepreduce_hvd.torch.parameter_groups import (
 )
 from deepreduce_hvd.torch.slot import Slot
 from deepreduce_hvd.torch.unattached import warn_if_unused
-
-#: optimizers whose groups have ``momentum`` or ``betas``, or whose update has no momentum
-_KNOWN = (
-    torch.optim.SGD,
-    torch.optim.RMSprop,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adamax,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.Adagrad,
-    torch.optim.Adadelta,
-)
-
-#: the code of PyTorch's wrapper around ``step``, which runs the hooks
-_HOOKS_CODE = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
-
 
 # For type checkers, the mixin derives from the class that it is combined with at run time.
 if TYPE_CHECKING:
@@ -67,7 +57,7 @@ class _Prepared(_Optimizer):
         groups = self.param_groups
         self.param_groups = [part for group in groups for part in self._split(group)]
         try:
-            _without_hooks(self.original_class.step)(self)
+            without_hooks(self.original_class.step)(self)
         finally:
             self.param_groups = groups
         if isinstance(self, torch.optim.RMSprop):
@@ -76,7 +66,20 @@ class _Prepared(_Optimizer):
                 if state and "momentum_buffer" not in state:
                     # RMSprop expects it if the run goes on without prepare
                     state["momentum_buffer"] = torch.zeros_like(parameter)
+        self._keep_a_state()
         return loss
+
+    def _keep_a_state(self):
+        """Keep an entry in the state of SGD if all of its momenta are dropped.
+
+        hvd.broadcast_optimizer_state broadcasts neither learning rates nor other settings if the
+        state is empty. PyTorch's SGD takes None for a momentum that has not begun.
+        """
+        if self.state or not isinstance(self, torch.optim.SGD):
+            return
+        if hasattr(self.preparation.compressor.adapter.transport, "horovod"):
+            for parameter in self._stepped_without_momentum()[:1]:
+                self.state[parameter]["momentum_buffer"] = None
 
     def load_state_dict(self, state_dict):
         super().load_state_dict(state_dict)
@@ -114,7 +117,7 @@ class _Prepared(_Optimizer):
         copied = object.__new__(type(self))
         memo[id(self)] = copied
         copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        if _is_wrapped(self):
+        if is_wrapped(self):
             return copied
         preparation = copy.copy(self.preparation)
         policies, slots = {}, {}
@@ -207,25 +210,9 @@ class _Prepared(_Optimizer):
         return [*stepped, *([{**group, "params": rest}] if rest else [])]
 
 
-def _without_hooks(step):
-    """Return the function of a class's ``step`` that PyTorch's wrapper for hooks calls.
-
-    The wrapper of the prepared class runs the hooks. Wrappers of others also have the attribute
-    ``hooked``, which functools.wraps copies, so this one is known by its code.
-    """
-    while getattr(step, "__code__", None) is _HOOKS_CODE:
-        step = step.__wrapped__
-    return step
-
-
 def is_prepared(optimizer):
     """Return whether compressed parameters of this optimizer are stepped without momentum."""
     return isinstance(optimizer, _Prepared)
-
-
-def _is_wrapped(optimizer):
-    """Return whether an optimizer is a ``hvd.DistributedOptimizer``."""
-    return hasattr(optimizer, "_allreduce_delay")
 
 
 def _slots(compressor):
@@ -236,9 +223,10 @@ def _slots(compressor):
 def momentum_warning(
     optimizer, compressor, when="before hvd.DistributedOptimizer", is_exempt=lambda slot: False
 ):
-    """Return a warning if an optimizer steps delayed gradients with momentum, else None.
+    """Return a warning if an optimizer does not suit the delayed gradients that it steps.
 
-    Frozen parameters and embedding tables do not count.
+    It does not if it has momentum, or if its steps are not proportional to gradients. Frozen
+    parameters and embedding tables do not count. Return None if there is nothing to warn of.
 
     Args:
         optimizer: the optimizer. One that was prepared with another compressor may not know the
@@ -249,7 +237,8 @@ def momentum_warning(
     """
     optimizer = inner_of(optimizer) or optimizer
     prepared = optimizer.preparation.compresses if is_prepared(optimizer) else lambda _: False
-    groups = [group for group in optimizer.param_groups if momentum_of(group)]
+    unsuitable = unsuitable_name(type(optimizer))
+    groups = [group for group in optimizer.param_groups if unsuitable or momentum_of(group)]
     slots = _slots(compressor) if groups else {}
     for group in groups:
         for parameter in group["params"]:
@@ -257,52 +246,18 @@ def momentum_warning(
             if slot is None or slot.is_table or is_exempt(slot) or prepared(parameter):
                 continue
             policy = compressor.first_policies[slot.name]
+            if policy.delays and unsuitable:
+                return (
+                    f"{unsuitable} steps compressed parameters, of whose gradients only a part is"
+                    " sent in each step. Its steps are not proportional to the gradients, so this"
+                    f" costs accuracy; {USE_ANOTHER}"
+                )
             if policy.delays:
                 name, momentum = setting_of(group), momentum_of(group)
-                instead = None if _refusal_of(optimizer) is None else f"set {name} to 0 for them"
+                instead = None if refusal_of(optimizer) is None else f"set {name} to 0 for them"
                 return warning(
                     type(optimizer).__name__, name, momentum, policy.memory, when, instead=instead
                 )
-    return None
-
-
-def _known_kind(kind):
-    """Return the class of PyTorch that a class of optimizers derives from, or None."""
-    return next((one for one in kind.__mro__ if one in _KNOWN), None)
-
-
-def _refusal_of(optimizer):
-    """Return why an optimizer cannot be prepared, because its steps are not known; else None.
-
-    A step of its own would see other groups than the user's: copies, more of them, and in another
-    order. The step of ``hvd.DistributedOptimizer`` calls that of the optimizer that it wraps.
-    """
-    kind = type(optimizer).__mro__[_is_wrapped(optimizer)]
-    if is_prepared(optimizer):
-        kind = optimizer.original_class
-    known, setting = _known_kind(kind), setting_of(optimizer.param_groups[0])
-    advice = (
-        "it has no momentum that is known"
-        if setting is None
-        else f"set {setting} to 0 for the compressed parameters"
-    )
-    inner = inner_of(optimizer)
-    if inner is not None:
-        return (
-            f"expected the optimizer inside of {kind.__name__}, got {kind.__name__} itself; write"
-            " dr.prepare(optimizer.optim, compressor)"
-        )
-    if known is None:
-        return (
-            f"expected one of {', '.join(one.__name__ for one in _KNOWN)}, got {kind.__name__}; use"
-            f" it without prepare: {advice}"
-        )
-    if _without_hooks(kind.step) is not _without_hooks(known.step):
-        return (
-            f"expected an optimizer with the step of torch.optim.{known.__name__}, got"
-            f" {kind.__name__}, which has its own; if it wraps another optimizer, prepare that one;"
-            f" otherwise use it without prepare: {advice}"
-        )
     return None
 
 
@@ -339,10 +294,10 @@ def prepare(optimizer, compressor):
             "prepare: expected an optimizer without a learning rate scheduler, got one whose step "
             "a scheduler watches; create schedulers after prepare"
         )
-    undo(optimizer, is_prepared(optimizer), wrapped=_is_wrapped(optimizer))
+    undo(optimizer, is_prepared(optimizer), wrapped=is_wrapped(optimizer))
     if compressor is None:
         return None
-    refusal = _refusal_of(optimizer)
+    refusal = refusal_of(optimizer)
     if refusal is not None:
         raise InvalidArgumentError(f"prepare: {refusal}")
     original = type(optimizer)
