@@ -9,7 +9,7 @@ import pytest
 from threaded_ranks import Group, ThreadedTransport, on_all
 
 from deepreduce_hvd.coordination import handshake, handshake_messages
-from deepreduce_hvd.coordination.settings import Setting
+from deepreduce_hvd.coordination.settings import Setting, warns_first_rank
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
 
@@ -125,7 +125,8 @@ def test_a_setting_that_may_differ_is_warned_of_on_the_first_rank():
             for rank in range(len(values))
         ]
         for adapter, value in zip(adapters, values):
-            adapter.settings.append(Setting("values", value, "{ranks} began with others"))
+            warns = warns_first_rank("{ranks} began with others", adapter.transport)
+            adapter.settings.append(Setting("values", value, warns))
         return group, adapters
 
     def warned_of(group, adapters):

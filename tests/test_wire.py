@@ -1,6 +1,7 @@
 """Test the probe in Horovod's reduction, and the names of collectives."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -67,6 +68,35 @@ def test_every_rank_sees_another_configuration():
             ),
         ):
             wire.scale_of("w", total, [0, 1], fingerprint, 5)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 100])
+@pytest.mark.parametrize("seed", range(5))
+def test_every_rank_sees_another_loss_scale(ranks, seed):
+    random = np.random.default_rng(seed)
+    scales = [None, *2.0 ** np.arange(-20, 41), *random.uniform(0.1, 1e6, 20)]
+    for _ in range(40):
+        own, other = random.choice(len(scales), 2, replace=False)
+        odd, step = random.integers(ranks), random.integers(10**6)
+        given = [scales[other if rank == odd else own] for rank in range(ranks)]
+        total = reduced(
+            [wire.probe(rank, FINGERPRINT, step, one) for rank, one in enumerate(given)],
+            1,
+            1 / ranks,
+        )
+        for one in {*given}:
+            shown = "broadcast it" if one is None else f"; the loss scale here is {one:g}"
+            with pytest.raises(
+                dr.InvalidArgumentError, match=f"on every rank.*{re.escape(shown)}$"
+            ):
+                wire.scale_of("w", total, list(range(ranks)), FINGERPRINT, step, one)
+
+
+def test_equal_loss_scales_change_no_result():
+    for scale in (1.0, 2.0**-20, 65536.0, 0.3, 1e300):
+        probes = [wire.probe(rank, FINGERPRINT, 7, scale) for rank in range(5)]
+        found = wire.scale_of("w", reduced(probes, 1, 0.2), list(range(5)), FINGERPRINT, 7, scale)
+        assert found == pytest.approx(0.2, rel=1e-6)
 
 
 def test_ranks_that_are_absent_must_be_known():

@@ -14,6 +14,7 @@ using tensorflow::shape_inference::InferenceContext;
 REGISTER_OP("DeepreduceProbe")
     .Input("rank: int32")
     .Input("step: int64")
+    .Input("loss_scale: double")
     .Output("probe: T")
     .Attr("T: {float, double}")
     .Attr("fingerprint: int")
@@ -21,11 +22,12 @@ REGISTER_OP("DeepreduceProbe")
       tensorflow::shape_inference::ShapeHandle scalar;
       TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 0, &scalar));
       TF_RETURN_IF_ERROR(context->WithRank(context->input(1), 0, &scalar));
+      TF_RETURN_IF_ERROR(context->WithRank(context->input(2), 0, &scalar));
       context->set_output(0, context->Vector(DR_PROBE_LENGTH));
       return absl::OkStatus();
     })
     .Doc(R"doc(
-What a compressor hands to Horovod's reduction, (4,): it tells ranks, configuration (`fingerprint`) and step apart.
+What a compressor hands to Horovod's reduction, (4,): it tells ranks, configuration (`fingerprint`), step and loss scale apart.
 )doc");
 
 class ProbeOp : public tensorflow::OpKernel {
@@ -35,15 +37,18 @@ class ProbeOp : public tensorflow::OpKernel {
   }
 
   void Compute(OpKernelContext* kernel) override {
-    OP_REQUIRES(kernel, kernel->input(0).dims() == 0 && kernel->input(1).dims() == 0,
-                absl::InvalidArgumentError("rank and step: expected scalars"));
+    OP_REQUIRES(kernel,
+                kernel->input(0).dims() == 0 && kernel->input(1).dims() == 0 &&
+                    kernel->input(2).dims() == 0,
+                absl::InvalidArgumentError("rank, step and loss_scale: expected scalars"));
     Tensor* probe = nullptr;
     OP_REQUIRES_OK(kernel,
                    kernel->allocate_output(0, tensorflow::TensorShape({DR_PROBE_LENGTH}), &probe));
     double numbers[DR_PROBE_LENGTH];
     dr_make_probe(static_cast<uint64_t>(kernel->input(0).scalar<int32_t>()()),
                   static_cast<uint32_t>(fingerprint_),
-                  static_cast<uint64_t>(kernel->input(1).scalar<int64_t>()()), numbers);
+                  static_cast<uint64_t>(kernel->input(1).scalar<int64_t>()()),
+                  kernel->input(2).scalar<double>()(), numbers);
     for (int i = 0; i < DR_PROBE_LENGTH; ++i) {
       if (probe->dtype() == tensorflow::DT_FLOAT)
         probe->flat<float>()(i) = static_cast<float>(numbers[i]);
@@ -63,6 +68,7 @@ REGISTER_KERNEL_BUILDER(Name("DeepreduceProbe")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("rank")
                             .HostMemory("step")
+                            .HostMemory("loss_scale")
                             .HostMemory("probe"),
                         ProbeOp);
 #endif
@@ -71,6 +77,7 @@ REGISTER_OP("DeepreduceScale")
     .Input("reduced_probe: T")
     .Input("size: int32")
     .Input("step: int64")
+    .Input("loss_scale: double")
     .Output("scale: double")
     .Attr("T: {float, double}")
     .Attr("ranks: list(int) = []")
@@ -83,13 +90,14 @@ REGISTER_OP("DeepreduceScale")
       TF_RETURN_IF_ERROR(context->WithValue(context->Dim(probe, 0), DR_PROBE_LENGTH, &length));
       TF_RETURN_IF_ERROR(context->WithRank(context->input(1), 0, &size));
       TF_RETURN_IF_ERROR(context->WithRank(context->input(2), 0, &size));
+      TF_RETURN_IF_ERROR(context->WithRank(context->input(3), 0, &size));
       context->set_output(0, context->Scalar());
       return absl::OkStatus();
     })
     .Doc(R"doc(
 The factor that Horovod's reduction applies to each rank's gradient, from the reduced probe.
 
-size: of the process set; `ranks` are its global ranks, all when there are none. step: that of this rank's probe.
+size: of the process set; `ranks` are its global ranks, all when there are none. step, loss_scale: those of this rank's probe.
 )doc");
 
 class ScaleOp : public tensorflow::OpKernel {
@@ -106,7 +114,7 @@ class ScaleOp : public tensorflow::OpKernel {
     const Tensor& probe = kernel->input(0);
     OP_REQUIRES(kernel,
                 probe.NumElements() == DR_PROBE_LENGTH && kernel->input(1).dims() == 0 &&
-                    kernel->input(2).dims() == 0,
+                    kernel->input(2).dims() == 0 && kernel->input(3).dims() == 0,
                 absl::InvalidArgumentError(absl::StrCat("reduced_probe: expected shape [4], got ",
                                                         probe.shape().DebugString())));
     std::vector<uint64_t> ranks = ranks_;
@@ -121,10 +129,10 @@ class ScaleOp : public tensorflow::OpKernel {
     for (int i = 0; i < DR_PROBE_LENGTH; ++i)
       numbers[i] =
           probe.dtype() == tensorflow::DT_FLOAT ? probe.flat<float>()(i) : probe.flat<double>()(i);
-    const int status = dr_scale(&call.context, numbers, ranks.data(), ranks.size(),
-                                static_cast<uint32_t>(fingerprint_),
-                                static_cast<uint64_t>(kernel->input(2).scalar<int64_t>()()),
-                                scale->scalar<double>().data());
+    const int status = dr_scale(
+        &call.context, numbers, ranks.data(), ranks.size(), static_cast<uint32_t>(fingerprint_),
+        static_cast<uint64_t>(kernel->input(2).scalar<int64_t>()()),
+        kernel->input(3).scalar<double>()(), scale->scalar<double>().data());
     OP_REQUIRES_OK(kernel, status_of(status, absl::StrCat("parameter ", variable_, ": ",
                                                           call.context.message)));
   }
@@ -143,6 +151,7 @@ REGISTER_KERNEL_BUILDER(Name("DeepreduceScale")
                             .HostMemory("reduced_probe")
                             .HostMemory("size")
                             .HostMemory("step")
+                            .HostMemory("loss_scale")
                             .HostMemory("scale"),
                         ScaleOp);
 #endif

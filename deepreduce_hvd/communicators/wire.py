@@ -142,15 +142,16 @@ def expect_process_set(own, of_horovod):
         )
 
 
-def probe(rank, fingerprint, step):
+def probe(rank, fingerprint, step, loss_scale=None):
     """Return the probe that ``compress`` hands to Horovod's reduction: four float32 numbers.
 
     Args:
         rank: the global rank.
         fingerprint: 32 bits of this rank's configuration.
         step: the number of earlier gradients of this parameter.
+        loss_scale: the loss scale of the step, or None.
     """
-    return _native.make_probe(rank, fingerprint, step)
+    return _native.make_probe(rank, fingerprint, step, loss_scale or 0.0)
 
 
 def scale_of(name, reduced, ranks, fingerprint, step, loss_scale=None):
@@ -163,18 +164,16 @@ def scale_of(name, reduced, ranks, fingerprint, step, loss_scale=None):
         reduced: the probe after Horovod's reduction, four floats.
         ranks: the global numbers of the ranks that take part.
         fingerprint: 32 bits of this rank's configuration.
-        step: the step of this rank's probe.
-        loss_scale: the loss scale that the fingerprint contains, or None.
+        step, loss_scale: those of this rank's probe.
 
     Raises:
         InvalidArgumentError: the reduction is not a sum or an average, it includes other ranks, or
-            the compressor of another rank has another configuration or is at another step.
+            the compressor of another rank has another configuration, step or loss scale.
     """
     try:
-        return _native.scale(reduced, ranks, fingerprint, step)
+        return _native.scale(reduced, ranks, fingerprint, step, loss_scale or 0.0)
     except InvalidArgumentError as error:
-        scaled = "" if loss_scale is None else f"; the loss scale here is {loss_scale:g}"
-        raise InvalidArgumentError(f"parameter {name}: {error}{scaled}") from None
+        raise InvalidArgumentError(f"parameter {name}: {error}") from None
 
 
 def reduction_of(scale, size):

@@ -25,7 +25,6 @@ from deepreduce_hvd.coordination.handshake_messages import Gather, pack, short, 
 from deepreduce_hvd.coordination.peers import ranks_text
 from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.user_warnings import warn
 
 _CRC_BYTES = 4
 _MOST_SHOWN = 3
@@ -64,9 +63,6 @@ def agree(adapter, with_steps=True):
             :class:`~deepreduce_hvd.coordination.settings.Setting`.
         with_steps: whether step counters must be equal too. False in elastic training, where all
             ranks call this in the same order.
-
-    Warns:
-        UserWarning: on the first rank, if only settings differ that may.
 
     Raises:
         InvalidArgumentError: the ranks' settings differ; the message names those settings and their
@@ -258,26 +254,26 @@ class _Comparison:
                 one.agreed = True
             elif number in used and None not in rows:
                 own = self._described[number]
-                warned = {each.name: each.warning for each in own if each.warning is not None}
-                strict = [[entry for entry in row if entry[0] not in warned] for row in rows]
+                lenient = {each.name for each in own if each.if_different is not None}
+                strict = [[entry for entry in row if entry[0] not in lenient] for row in rows]
                 if any(row != strict[0] for row in strict):
                     _refuse(self._gather, ranks, strict, own)
                 one.agreed = True
-                if self._transport.rank == 0:
-                    _warn(warned, ranks, rows)
+                for each in own:
+                    if each.if_different is not None:
+                        _compare(each, ranks, rows)
 
 
 # --- messages ---
 
 
-def _warn(warned, ranks, rows):
-    """Warn of settings that may differ, {name: text of the warning}."""
+def _compare(setting, ranks, rows):
+    """Call ``if_different`` of a setting that may differ, if it does."""
     tables = [{name: digest for name, digest, _ in row} for row in rows]
-    for name, text in warned.items():
-        digests = [table.get(name) for table in tables]
-        others = [rank for rank, digest in zip(ranks, digests) if digest != digests[0]]
-        if others:
-            warn(text.format(ranks=ranks_text(others)))
+    digests = [table.get(setting.name) for table in tables]
+    others = [rank for rank, digest in zip(ranks, digests) if digest != digests[0]]
+    if others:
+        setting.if_different(others)
 
 
 def _refuse(gather, ranks, rows, own):

@@ -1,9 +1,12 @@
 """What ranks compare in the handshake: settings by name."""
 
 import hashlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 from deepreduce_hvd.coordination.handshake_messages import short
+from deepreduce_hvd.coordination.peers import ranks_text
+from deepreduce_hvd.user_warnings import warn
 
 
 class Setting(NamedTuple):
@@ -13,13 +16,13 @@ class Setting(NamedTuple):
         name: name of the setting.
         value: a text, or a list of lines. Of a list, the error message shows the first line that
             differs.
-        warning: None if ranks must have equal values. Otherwise, what the first rank warns of if
-            they do not, with ``{ranks}`` for those that differ from it.
+        if_different: None if ranks must have equal values. Otherwise a function that every rank
+            calls if they do not, with the list of those that differ from the first one.
     """
 
     name: str
     value: str | list[str]
-    warning: str | None = None
+    if_different: Callable[[list[int]], None] | None = None
 
     @property
     def digest(self):
@@ -29,6 +32,21 @@ class Setting(NamedTuple):
     @property
     def shown(self):
         return short(self.value) if isinstance(self.value, str) else f"{len(self.value)} of them"
+
+
+def warns_first_rank(text, transport):
+    """Return a function for ``if_different`` that warns on the first rank.
+
+    Args:
+        text: the warning, with ``{ranks}`` for the ranks that differ.
+        transport: transport between the ranks.
+    """
+
+    def if_different(ranks):
+        if transport.rank == 0:
+            warn(text.format(ranks=ranks_text(ranks)))
+
+    return if_different
 
 
 def step_counters(slots):

@@ -4,22 +4,20 @@ Horovod calls compress and decompress eagerly, or while a graph is traced. In a 
 operators. The state is in tf.Variables, which the operators update in place when the graph runs.
 """
 
-import weakref
 import zlib
 
 import tensorflow as tf
-from horovod.common.elastic import notification_manager
 
 from deepreduce_hvd.adapters.base_adapter import BaseAdapter
 from deepreduce_hvd.adapters.embedding_tables import names_of
 from deepreduce_hvd.communicators import Allgather, wire
-from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.coordination.launchers import is_elastic
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.tensorflow.agreement import Agreement
 from deepreduce_hvd.tensorflow.auto_schedule import AutoSchedule, lasting_layout
+from deepreduce_hvd.tensorflow.checkpoint_view import CheckpointView
 from deepreduce_hvd.tensorflow.closed import ClosedTensorFlowAdapter
 from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
@@ -32,7 +30,8 @@ from deepreduce_hvd.tensorflow.ops import DTYPES
 from deepreduce_hvd.tensorflow.prepare import momentum_warning, note_reduction
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
 from deepreduce_hvd.tensorflow.slices import reduce_gradient
-from deepreduce_hvd.tensorflow.slot import CheckpointView, Slot, reduced_dtype, sent_dtype
+from deepreduce_hvd.tensorflow.slot import Slot, reduced_dtype, sent_dtype
+from deepreduce_hvd.tensorflow.starting_values import StartingValues
 from deepreduce_hvd.tensorflow.variables import (
     Variables,
     View,
@@ -95,10 +94,10 @@ class Adapter(BaseAdapter):
                 self.variables.add(parameter, self.slots[name])
             self.auto = AutoSchedule(self) if compressor.schedule == "auto" else None
         self._views = {}  # slots -> their View
-        self._expecting: weakref.WeakSet = weakref.WeakSet()
         self._groups = {}  # messages to which gradients are added: policy, or None -> GradientGroup
         self._momentum_warned = False
         self._agreement = Agreement(self)
+        self.starting_values = StartingValues(self)
         self.watcher = watch(self)
 
     make_closed = ClosedTensorFlowAdapter
@@ -208,7 +207,6 @@ class Adapter(BaseAdapter):
         if is_exported():  # nobody trains with such a graph, whose variables are placeholders
             return tensor, None
         refuse_xla()
-        self._expect_keeper()
         agreed = self.require_agreement()
         slot, variable = self.variables.find(
             tensor, tuple(self.slots.values()) if slots is None else slots
@@ -226,7 +224,9 @@ class Adapter(BaseAdapter):
             self._groups = {}  # what is in them is of calls that failed
         if variable is not None and not self._is_like_all_of_its_shape(slot):
             tensor = expect_variable(tensor, slot, variable)
-        begun = self.void_steps.begin(slot, tensor)
+        with tf.device("CPU:0"):
+            last_scale = slot.compared_scale.variable.read_value()  # before ``begin`` sets it
+        begun = self.void_steps.begin(slot, tensor, last_scale)
         self.note_reduction(slot, current_reduction(self.transport.size))
         if slot.dense and slot.choice is None:
             if slot.policy.way == FP16 and reduces_several():
@@ -240,8 +240,10 @@ class Adapter(BaseAdapter):
                 return reduced, Pending(slot, tensor, None, 0)
         self._tables.look_at(slot, tensor)
         self._warn_of_momentum()
+        with tf.device("CPU:0"):
+            step = slot.steps_taken.read_value()  # before a way or an encoder increments it
         if self.auto is not None and slot.choice is not None:
-            return self.auto.begin(slot, tensor, begun)
+            return self.auto.begin(slot, tensor, begun, step, last_scale)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
         # only Allgather sends payloads of several codecs in one message
         in_graph = isinstance(self.compressor.communicator, Allgather)
@@ -252,19 +254,17 @@ class Adapter(BaseAdapter):
             self._groups[kind] = group
         group.slots.append(slot)
         with tf.device("CPU:0"):
-            step = slot.steps_taken.read_value()  # before the encoder increments it
-            probe = self.collectives.probe(step, reduced_dtype(tensor.dtype))
+            probe = self.collectives.probe(step, last_scale, reduced_dtype(tensor.dtype))
             if slot.table is not None:
                 probe = slot.table.with_look(probe, tensor)
             probe = tf.identity(probe, name=f"{self.collectives.name_for(slot)}.probe")
             if group.exchange is not None:
-                return probe, Pending(
-                    slot, tensor, group, group.exchange.add(slot, tensor, step), step
-                )
+                member = group.exchange.add(slot, tensor, step)
+                return probe, Pending(slot, tensor, group, member, step, last_scale)
             with tf.control_dependencies([step, *begun]):
                 payload = self._encode(slot, tensor, step)
         group.payloads.append(payload)
-        return probe, Pending(slot, tensor, group, len(group.payloads) - 1, step)
+        return probe, Pending(slot, tensor, group, len(group.payloads) - 1, step, last_scale)
 
     def _is_like_all_of_its_shape(self, slot):
         """Return whether gradients of its shape are all sent uncompressed, in the same way.
@@ -324,18 +324,23 @@ class Adapter(BaseAdapter):
         # the next gradient that Horovod compresses starts another message
         self._groups = {kind: one for kind, one in self._groups.items() if one is not group}
         with tf.device("CPU:0"):
-            scale = self.collectives.scale_of(slot, tensor[: wire.PROBE_NUMBERS], pending.step)
+            scale = self.collectives.scale_of(
+                slot, tensor[: wire.PROBE_NUMBERS], pending.step, pending.last_scale
+            )
             if slot.table is not None:
                 slot.table.decide(tensor[wire.PROBE_NUMBERS :], scale)
+            compared = self.starting_values.compare_again(slot, pending.step, scale)
             if group.exchange is not None:
-                total = group.exchange.sum_of(pending.member, scale)
+                with tf.control_dependencies(compared):
+                    total = tf.identity(group.exchange.sum_of(pending.member, scale))
                 return tf.ensure_shape(
                     tf.cast(tf.reshape(total, pending.shape), pending.dtype), slot.shape
                 )
             if group.gathered is None:
                 with tf.control_dependencies([scale]):  # then all ranks take part
                     self._gather(group)
-            result = self._decode(slot, group, pending, scale)
+            with tf.control_dependencies(compared):
+                result = self._decode(slot, group, pending, scale)
             return tf.ensure_shape(result, slot.shape)
 
     def _gather(self, group):
@@ -371,28 +376,16 @@ class Adapter(BaseAdapter):
         if self.auto is not None:
             self.auto.restart()
 
-    def _expect_keeper(self):
-        """Raise InvalidArgumentError in elastic training without a MemoryKeeper.
-
-        In a graph the check runs with the graph, because the elastic state may be created after
-        tracing.
-        """
-        if not is_elastic() or self.elastic is not None:
-            return
-        if tf.executing_eagerly():
-            expect_keeper(self.elastic, notification_manager)
-        elif tf.compat.v1.get_default_graph() not in self._expecting:
-            self._expecting.add(tf.compat.v1.get_default_graph())
-            tf.numpy_function(lambda: expect_keeper(self.elastic, notification_manager), [], [])
-
     # --- the handshake ---
 
     def describe(self, with_steps):
-        """Return the settings that must be equal on all ranks.
+        """Return the settings that ranks compare.
 
-        The step counters of a tf.compat.v1 graph cannot be read here. The probes compare them.
+        A graph of tf.compat.v1 has no values here. The probes compare its step counters.
         """
-        return super().describe(with_steps and self._agreement.eager)
+        with_values = with_steps and self._agreement.eager
+        values = [self.starting_values.setting()] if with_values else []
+        return [*super().describe(with_values), *values]
 
     def require_agreement(self):
         """Compare process sets and configurations; return tensors to compute before all else."""

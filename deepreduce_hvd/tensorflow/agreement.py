@@ -8,10 +8,12 @@ import threading
 import weakref
 
 import tensorflow as tf
+from horovod.common.elastic import notification_manager
 from tensorflow.python.eager.context import eager_mode
 
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import process_set_key
+from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.coordination.launchers import is_elastic
 
 #: graph of tf.compat.v1 -> {key of a process set: its _InSession}, in the order in which they run
@@ -32,6 +34,7 @@ class Agreement:
 
     def __init__(self, adapter):
         self._adapter = adapter
+        self._expecting: weakref.WeakSet = weakref.WeakSet()  # graphs that look for a keeper
         self.eager = tf.compat.v1.executing_eagerly_outside_functions()
         handshake.register(adapter)
 
@@ -45,6 +48,7 @@ class Agreement:
             List of tensors that must be computed before all else; empty outside of tf.compat.v1.
         """
         if is_elastic():
+            self._expect_keeper()
             return []
         if not self.eager and self._adapter.transport.size > 1:
             # a copy in this graph, which can be that of a branch or a function
@@ -53,6 +57,21 @@ class Agreement:
             with tf.init_scope(), tf.device("CPU:0"):
                 handshake.agree(self._adapter)
         return []
+
+    def _expect_keeper(self):
+        """Raise InvalidArgumentError in elastic training without a MemoryKeeper.
+
+        In a graph the check runs with the graph, because the elastic state may be created after
+        tracing.
+        """
+        adapter, graph = self._adapter, tf.compat.v1.get_default_graph()
+        if adapter.elastic is not None:
+            return
+        if tf.executing_eagerly():
+            expect_keeper(adapter.elastic, notification_manager)
+        elif graph not in self._expecting:
+            self._expecting.add(graph)
+            tf.numpy_function(lambda: expect_keeper(adapter.elastic, notification_manager), [], [])
 
 
 def _tensor_of_session(adapter):

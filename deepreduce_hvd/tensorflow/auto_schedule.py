@@ -56,11 +56,12 @@ class AutoSchedule:
         self._has_one_thread = threads == 1
         self._follow(self.scheduler.layout)
 
-    def begin(self, slot, gradient, before):
+    def begin(self, slot, gradient, before, step, last_scale):
         """Build what Horovod reduces for a gradient whose way may change.
 
         Args:
-            slot, gradient, before: as for :class:`~deepreduce_hvd.tensorflow.ways.Undecided`.
+            slot, gradient, before, step, last_scale: as for
+                :class:`~deepreduce_hvd.tensorflow.ways.Undecided`.
         """
         if not self.is_told:
             raise InvalidArgumentError(
@@ -70,7 +71,7 @@ class AutoSchedule:
                 " or model.fit(...,"
                 " callbacks=[deepreduce_hvd.tensorflow.schedule_callback(comp)])"
             )
-        pending = Undecided(self._adapter, slot, gradient, before)
+        pending = Undecided(self._adapter, slot, gradient, before, step, last_scale)
         return pending.probe, pending
 
     def restart(self):

@@ -29,23 +29,24 @@ class Collectives:
         """Return the name of the collective of a slot's message."""
         return collective_name(self._compressor.number, slot.label)
 
-    def probe(self, step, dtype):
+    def probe(self, step, loss_scale, dtype):
         """Return the probe of a step, four numbers of ``dtype``."""
         return checked(
             operators.deepreduce_probe,
             rank_of_job(),
             step,
+            loss_scale,
             fingerprint=self._compressor.fingerprint,
             T=dtype,
         )
 
-    def scale_of(self, slot, reduced_probe, step):
+    def scale_of(self, slot, reduced_probe, step, loss_scale):
         """Return the factor that Horovod's reduction applies to each rank's gradient.
 
-        The operator fails if the ranks are at different steps or have different configurations.
+        The operator fails if the ranks have different configurations, steps or loss scales.
         """
         return checked(
-            operators.deepreduce_scale, reduced_probe, self.size, step,
+            operators.deepreduce_scale, reduced_probe, self.size, step, loss_scale,
             ranks=ranks_of(self._process_set),
             fingerprint=self._compressor.fingerprint, variable=slot.label,
         )  # fmt: skip

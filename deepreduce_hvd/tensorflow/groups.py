@@ -89,12 +89,13 @@ class Pending:
         tensor: the gradient.
         group: the :class:`GradientGroup` of its message, or None if it is not compressed.
         member: its number in the group.
-        step: value of the slot's step counter before this step.
+        step, last_scale: the slot's step counter and ``compared_scale`` before this step.
     """
 
-    def __init__(self, slot, tensor, group, member, step=None):
+    def __init__(self, slot, tensor, group, member, step=None, last_scale=None):
         self.slot = slot
         self.step = step
+        self.last_scale = last_scale
         self.gradient = tensor
         self.dtype = tensor.dtype
         self.shape = (

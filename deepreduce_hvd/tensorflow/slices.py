@@ -95,8 +95,10 @@ def _reduce_slices(adapter, slices, slot, variable, op):
     collectives = adapter.collectives
     with tf.device("CPU:0"), tf.control_dependencies(agreed):
         step = slot.steps_taken.read_value()  # before the encoder increments it
+        last_scale = slot.compared_scale.variable.read_value()
         position = position_of(adapter.compressor, slot, 0)  # the records have the step
-        with tf.control_dependencies([step, *adapter.void_steps.begin(slot, slices.values)]):
+        begun = adapter.void_steps.begin(slot, slices.values, last_scale)
+        with tf.control_dependencies([step, *begun]):
             payload = checked(
                 operators.deepreduce_encode_slices, slices.values,
                 tf.cast(slices.indices, tf.int64), adapter.numbers[slot.policy].at(step),
@@ -104,10 +106,11 @@ def _reduce_slices(adapter, slices, slot, variable, op):
                 rows=slot.shape[0],
             )  # fmt: skip
         name = collectives.name_for(slot)
-        probe = collectives.probe(step, reduced_dtype(slices.dtype))
+        probe = collectives.probe(step, last_scale, reduced_dtype(slices.dtype))
         reduced = collectives.allreduce(probe, op, f"{name}.probe")
-        scale = collectives.scale_of(slot, reduced, step)
-        with tf.control_dependencies([scale]):  # then all ranks take part
+        scale = collectives.scale_of(slot, reduced, step, last_scale)
+        compared = adapter.starting_values.compare_again(slot, step, scale)
+        with tf.control_dependencies([scale, *compared]):  # then all ranks take part
             gathered = collectives.gather_messages(payload, name)
         values, indices = checked(
             operators.deepreduce_decode_slices, gathered, scale, collectives.size,

@@ -3,20 +3,15 @@
 It is in tf.Variables that are created once, so retracing a function keeps it.
 """
 
-import json
 import math
-import zlib
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.context import eager_mode
 from tensorflow.python.framework.ops import EagerTensor
-from tensorflow.python.trackable.autotrackable import AutoTrackable
 
 from deepreduce_hvd import statistics
-from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.communicators import wire
-from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.tensorflow.local_variables import local_variable, read, write
 
@@ -67,6 +62,8 @@ class Slot(tf.Module):
         self.follows_loss_scale = follows_loss_scale
         #: last OptimizerStep with a gradient of this variable
         self.step = None
+        #: whether a step with a loss scale has begun in this job
+        self.has_begun = False
         self.state_names = policy.memory.state
         with tf.device(self.home or "CPU:0"):
             self.state = [
@@ -85,6 +82,8 @@ class Slot(tf.Module):
         # magnitude of the last k-th largest element: a hint that saves a pass over the gradient and
         # never changes the payload
         self.threshold = untracked(np.float32(0))
+        # the loss scale that ranks compare in the next step; 0 if they compare none
+        self.compared_scale = untracked(np.float64(0))
         self.seconds = untracked(np.zeros(2))
         with tf.device(self.home or "CPU:0"):
             self._copies = _Untracked(
@@ -280,89 +279,6 @@ class Slot(tf.Module):
             kept=read(self.state[0]) if keeps_everything and not self.is_table else None,
             rounds=rounds, communicator=communicator, untimed_steps=self.untimed_steps,
         )  # fmt: skip
-
-
-class CheckpointView(AutoTrackable):
-    """The state of a compressor for a checkpoint.
-
-    It is no tf.Module, whose variables a layer of Keras would count among its own: a broadcast of
-    the layer's variables would give all ranks the residuals of one.
-    """
-
-    def __init__(self, slots, compressor):
-        self.slots = slots
-        self.identity = Identity(compressor)
-
-
-class Identity(tf.train.experimental.PythonState):
-    """The identity of the compressor and rank, saved in a checkpoint.
-
-    TensorFlow restores it before any variable, so a refused checkpoint changes no variable.
-    """
-
-    def __init__(self, compressor):
-        self._compressor = compressor  # a checkpoint may be all that holds it
-
-    @property
-    def _adapter(self):
-        return self._compressor.adapter
-
-    def _own(self):
-        adapter = self._adapter
-        adapter.expect_member("checkpoint of the compressor")
-        rank = adapter.transport.rank
-        return {
-            "configuration": adapter.compressor.configuration,
-            "rank": rank,
-            "size": adapter.transport.size,
-            "keeper": adapter.keeper_of(rank),
-        }
-
-    def serialize(self):
-        adapter = self._adapter
-        adapter.close_steps()  # the variables are read after this
-        scaled = {"loss_scale": True} if adapter.void_steps.active else {}
-        own = {
-            "memories": self._memories(),
-            "steps": {slot.label: slot.steps for slot in adapter.slots.values()},
-            "tables": {
-                slot.label: slot.is_table
-                for slot in adapter.slots.values()
-                if slot.is_table is not None
-            },
-        }
-        return json.dumps({**checkpoint.identity(**self._own()), **own, **scaled})
-
-    def _memories(self):
-        """Return a CRC of the names of the variables that have a memory."""
-        names = [slot.label for slot in self._adapter.slots.values() if slot.state_names]
-        return zlib.crc32(repr(sorted(names)).encode())
-
-    def deserialize(self, string_value):
-        adapter, found = self._adapter, json.loads(string_value)
-        follows, expected = found.pop("loss_scale", False), adapter.void_steps.active
-        memories, steps = found.pop("memories", None), found.pop("steps", {})
-        tables = found.pop("tables", {})
-        checkpoint.check_identity("compressor checkpoint", found, **self._own())
-        if follows != expected:
-            expected, got = ("with" if follow else "without" for follow in (expected, follows))
-            raise InvalidArgumentError(
-                f"compressor checkpoint: expected one saved {expected} loss_scale=, like this"
-                f" Compressor, got one saved {got}"
-            )
-        # TensorFlow would ignore a saved memory without a variable
-        if memories != self._memories():
-            raise InvalidArgumentError(
-                "compressor checkpoint: expected one with memories of the same variables as this"
-                " Compressor, got others; with schedule=, variables that the plan sends"
-                " uncompressed have no memory"
-            )
-        adapter.void_steps.forget(adapter.slots.values())
-        for slot in adapter.slots.values():
-            slot.is_table = tables.get(slot.label)
-            slot.memory_changes()
-            # the variable with the number of steps is restored after this
-            slot.untimed_steps += steps.get(slot.label, slot.steps) - slot.steps
 
 
 class _Exchanged:

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from deepreduce_hvd.coordination.frames import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.tensorflow.local_variables import write
 from deepreduce_hvd.tensorflow.variables import reducing_frame
 from deepreduce_hvd.validation import expect_loss_scale
 
@@ -159,13 +160,14 @@ class VoidSteps:
 
     # --- operators ---
 
-    def begin(self, slot, gradient):
+    def begin(self, slot, gradient, last_scale):
         """Restore the memory if the last step was void, and rescale it to the current loss scale.
 
         Args:
             slot: the slot of the memory.
             gradient: its gradient, a tensor. The scale is read when it is ready: the loss was
                 scaled before, and optimizers change the scale after they have all results.
+            last_scale: the slot's ``compared_scale`` before this step, a tensor.
 
         Returns:
             List of tensors that must be computed before the memory is used.
@@ -183,16 +185,16 @@ class VoidSteps:
         if getattr(optimizer, "dynamic", False):
             reduction.scaled_by = weakref.ref(optimizer)
 
-        def begun(last_scale):
-            return self._begin(slot, reduction, float(last_scale))
+        def begun(scale):
+            return self._begin(slot, reduction, float(scale))
 
+        kinds = [tf.bool, tf.float32, tf.float64, tf.float64]
         with tf.device("CPU:0"):
-            with tf.control_dependencies([gradient]):
-                last_scale = slot.scale.read_value()
-            found = tf.numpy_function(begun, [last_scale], [tf.bool, tf.float32, tf.float64])
-            undo, factor, scale = (tf.ensure_shape(one, []) for one in found)
+            with tf.control_dependencies([gradient, last_scale]):
+                found = tf.numpy_function(begun, [slot.scale.read_value()], kinds)
+            undo, factor, scale, compared = (tf.ensure_shape(one, []) for one in found)
             with tf.control_dependencies([undo, factor]):
-                updates = [slot.scale.assign(scale)]
+                updates = [slot.scale.assign(scale), slot.compared_scale.variable.assign(compared)]
         for part, copy in zip(slot.state, slot.copies):
             with tf.device(slot.home or "CPU:0"), tf.control_dependencies([undo, factor]):
                 kept = _settled(part, copy, undo, factor)
@@ -233,7 +235,9 @@ class VoidSteps:
         """Begin a step of a slot.
 
         Returns:
-            Whether the slot's last step was void, the factor for its memory, and the loss scale.
+            Whether the slot's last step was void, the factor for its memory, the loss scale, and
+            the one that ranks compare in the next step. They do not compare that of the first step,
+            because programs may broadcast the variables of an optimizer after it.
         """
         with self._lock:
             if reduction.step is None or slot in reduction.step.slots:
@@ -242,8 +246,11 @@ class VoidSteps:
             undo = slot.step is not None and slot.step.void
             slot.step = reduction.step
             slot.step.slots.add(slot)
+            compared = slot.step.scale if slot.has_begun else 0
+            slot.has_begun = True
         scale = slot.step.scale
-        return undo, np.float32(scale / last_scale if last_scale > 0 else 1), np.float64(scale)
+        factor = np.float32(scale / last_scale if last_scale > 0 else 1)
+        return undo, factor, np.float64(scale), np.float64(compared)
 
     def _expect_scale_of(self, reduction):
         """Raise InvalidArgumentError if optimizers with different scales take turns.
@@ -287,6 +294,9 @@ class VoidSteps:
         """Forget the last steps; keep the memories as they are."""
         for slot in slots:
             slot.step = None
+            if slot.has_begun:
+                slot.has_begun = False
+                write(slot.compared_scale.variable, np.float64(0))
         self._tracing = self._together = None
 
 

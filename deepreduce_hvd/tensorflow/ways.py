@@ -83,6 +83,7 @@ class Undecided(Pending):
         slot: slot of its variable.
         gradient: the gradient.
         before: tensors that must be computed before the memory is used.
+        step, last_scale: as for :class:`Pending`.
 
     Attributes:
         probe: the tensor that Horovod reduces.
@@ -91,23 +92,22 @@ class Undecided(Pending):
         InvalidArgumentError: Horovod reduces several gradients in one call.
     """
 
-    def __init__(self, adapter, slot, gradient, before):
+    def __init__(self, adapter, slot, gradient, before, step, last_scale):
         if reduces_several():
             raise InvalidArgumentError(
                 f"parameter {slot.label}: expected a message of its own with schedule='auto', got"
                 " groups= of several gradients; leave out groups="
             )
-        with tf.device("CPU:0"):
-            step = slot.steps_taken.read_value()  # before a way increments it
-        super().__init__(slot, gradient, None, 0, step)
+        super().__init__(slot, gradient, None, 0, step, last_scale)
         self._collectives = adapter.collectives
+        self._starting_values = adapter.starting_values
         self._host_path = adapter.host_path
         self._policy = adapter.compressor.policies[slot.label]
         self._name = self._collectives.name_for(slot)
         self._dtype = reduced_dtype(gradient.dtype)
         self._reduction = arguments_of_reduction()
         with tf.device("CPU:0"):
-            probe = self._collectives.probe(step, self._dtype)
+            probe = self._collectives.probe(step, last_scale, self._dtype)
             if slot.table is not None:
                 probe = slot.table.with_last_look(probe)
             self.probe = tf.identity(probe, name=f"{self._name}.probe")
@@ -124,11 +124,12 @@ class Undecided(Pending):
         choice, table = self.slot.choice, self.slot.table
         with tf.device("CPU:0"):
             self._scale = self._collectives.scale_of(
-                self.slot, probe[: wire.PROBE_NUMBERS], self.step
+                self.slot, probe[: wire.PROBE_NUMBERS], self.step, self.last_scale
             )
             if table is not None:
                 table.decide(probe[wire.PROBE_NUMBERS :], self._scale)
-            with tf.control_dependencies([self._scale]):  # then all ranks take part
+            compared = self._starting_values.compare_again(self.slot, self.step, self._scale)
+            with tf.control_dependencies([self._scale, *compared]):  # then all ranks take part
                 way = choice.way.read_value()
                 if table is not None:  # part of no plan
                     way = tf.where(table.is_known_table(), _WAYS.index(CODEC), way)

@@ -178,7 +178,7 @@ class Adapter(TorchAdapter):
             self._exchanges.advance(started)
         elif step.owned:
             self._exchanges.wait_until_sent(step.flights, self.transport)
-        numbers = wire.probe(hvd.rank(), step.fingerprint, slot.steps - 1)
+        numbers = wire.probe(hvd.rank(), step.buckets.fingerprint, slot.steps - 1, step.loss_scale)
         if undecided:  # on all ranks
             numbers = [*numbers, *map(float, seen)]
         kept = self._probes.take(numbers, caller.probe_device(tensor))
@@ -281,7 +281,7 @@ class Adapter(TorchAdapter):
             probe = tensor.tolist()
             scale = wire.scale_of(
                 slot.name, probe[: wire.PROBE_NUMBERS], self.transport.ranks,
-                step.fingerprint, slot.steps - 1, step.loss_scale,
+                step.buckets.fingerprint, slot.steps - 1, step.loss_scale,
             )  # fmt: skip
         except InvalidArgumentError:
             flight.roll_call.wait()
@@ -366,7 +366,7 @@ class Adapter(TorchAdapter):
     def describe(self, with_steps):
         # an elastic state makes the parameters equal after the handshake
         parameters = {name: slot.parameter for name, slot in self.slots.items()}
-        values = [values_of(parameters, _OTHER_VALUES)] if with_steps else []
+        values = [values_of(parameters, _OTHER_VALUES, self.transport)] if with_steps else []
         return [*super().describe(with_steps), *values]
 
     def forget_steps(self):

@@ -153,7 +153,7 @@ class TorchAdapter(BaseAdapter):
 
         Args:
             slot: slot of the parameter.
-            parameters: the :class:`~deepreduce_hvd.torch.parameters.Parameters` of all slots.
+            parameters: what tells its attribute ``discards`` of gradients that backward makes.
         """
         if self.compressor.loss_scale is not None:
             return

@@ -31,14 +31,18 @@ class Discards(StepListener):
     def made(self, slot):
         """Note that backward has made a gradient, or has added one to ``.grad``.
 
-        DDP has not yet replaced ``.grad`` by a view of its bucket, which is the same in all steps.
+        DDP has not yet replaced ``.grad`` by a view of its bucket, which is the same in all steps,
+        nor has fully_shard assigned the new one.
         """
-        last = self._waiting.get(slot)
-        if last is not None and last() is not slot.parameter.grad:
+        waiting = self._waiting.get(slot)
+        if waiting is None:
+            return
+        last = waiting()
+        if last is None or last is not slot.parameter.grad:
             self._cleared.add(slot)
 
     def found_in(self, slot):
-        """Note that a gradient is exchanged; return whether the one before was discarded.
+        """Note that a gradient was exchanged; return whether the one before was discarded.
 
         Args:
             slot: slot of the gradient, which ``.grad`` of the parameter has now.

@@ -1,8 +1,6 @@
 """Steps of optimizers, each from its first gradient to its last result."""
 
-import struct
 import weakref
-import zlib
 
 from deepreduce_hvd.torch.accumulation import Accumulation, any_needs_new_gradients
 from deepreduce_hvd.torch.caller import DIRECT, is_step_after_synchronize
@@ -19,7 +17,6 @@ class OptimizerStep:
         buckets: the :class:`OptimizerBuckets` or :class:`SeparateBuckets` of the gradients.
         layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the step.
         loss_scale: loss scale of this step, or None.
-        fingerprint: CRC-32 of what the ranks compare: the buckets' fingerprint and the loss scale.
         continues: whether its gradients are added to those of the optimizer's last step, because
             one step of the user's program synchronizes several times.
         slots: slots whose gradients have come.
@@ -35,9 +32,6 @@ class OptimizerStep:
         self.buckets = buckets
         self.layout = layout
         self.loss_scale = loss_scale
-        self.fingerprint = buckets.fingerprint
-        if loss_scale is not None:
-            self.fingerprint = zlib.crc32(struct.pack("<d", loss_scale), buckets.fingerprint)
         self.device_sums = device_sums
         self.continues = False
         self.slots = []

@@ -5,7 +5,7 @@ import zlib
 
 import torch
 
-from deepreduce_hvd.coordination.settings import Setting
+from deepreduce_hvd.coordination.settings import Setting, warns_first_rank
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.ops import DTYPES
 from deepreduce_hvd.torch.slot import Slot
@@ -177,15 +177,16 @@ def frozen_parameters(slots):
     )
 
 
-def values_of(parameters, warning):
+def values_of(parameters, warning, transport):
     """Return the setting with a checksum of each parameter. Ranks should begin with equal ones.
 
     Args:
         parameters: name of a parameter -> the parameter, or this rank's part of it.
-        warning: as for :class:`~deepreduce_hvd.coordination.settings.Setting`.
+        warning, transport: as for
+            :func:`~deepreduce_hvd.coordination.settings.warns_first_rank`.
     """
     sums = [f"{name} {_sum_of_bits(one.detach())}" for name, one in parameters.items()]
-    return Setting("values of parameters", sums, warning)
+    return Setting("values of parameters", sums, warns_first_rank(warning, transport))
 
 
 def _sum_of_bits(values):

@@ -3,13 +3,14 @@
 Run by fsdp_scenarios.py.
 """
 
+import random
 import re
 import warnings
 
 import torch
 import torch.distributed as dist
 from ddp_tools import Network
-from fsdp_tools import WHOLE, loss_of, meshes, shard, sharded
+from fsdp_tools import LAYERS, WHOLE, loss_of, meshes, shard, sharded
 from scenario_runner import refused
 from torch.distributed.fsdp import fully_shard
 
@@ -108,3 +109,36 @@ def scenario_whole_shapes_that_differ_between_hosts_are_refused_on_all_ranks(dir
     compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=0)
     with refused("expected the same compressor configuration on every rank"):
         compressor.register(network, mesh["hosts"])
+
+
+def scenario_gradients_that_are_discarded_are_warned_of(directory):
+    """Random programs step, discard what they got, or add more to it."""
+    outcomes = set()
+    for seed in range(16):
+        draw = random.Random(seed)
+        mesh = meshes(draw.choice((1, 2, 4)))
+        hosts, scales = mesh["hosts"].size(), draw.random() < 0.4
+        network = Network()
+        compressor = sharded(
+            network, mesh, calls=draw.choice((LAYERS, WHOLE)),
+            loss_scale=(lambda: 1.0) if scales else None,
+        )  # fmt: skip
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+        last, stepped, discarded = "step", False, False
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(5):
+                now = draw.choice(["step", "step", "discard", "add"])
+                loss_of(network, step, dist.get_rank()).backward()
+                discarded = discarded or (last == "discard" and stepped)
+                if now == "step":
+                    optimizer.step()
+                    stepped = True
+                if now != "add":
+                    optimizer.zero_grad()
+                last = now
+        said = [str(one.message) for one in caught if "before a step of" in str(one.message)]
+        assert len(said) == (discarded and not scales and hosts > 1), f"seed {seed}: {said}"
+        outcomes.add((discarded, scales, hosts > 1))
+        compressor.close()
+    assert len(outcomes) > 5, outcomes

@@ -27,7 +27,7 @@ TENSORFLOW_SCENARIOS = (
     "tensorflow_scenarios.py", "tensorflow_several.py", "tensorflow_states.py",
     "tensorflow_variables.py", "tensorflow_refusals.py", "tensorflow_keras.py",
     "tensorflow_tables.py", "tensorflow_version_1.py",
-    "tensorflow_table_gradients.py",
+    "tensorflow_table_gradients.py", "tensorflow_misuse.py",
 )  # fmt: skip
 #: seconds that a launcher has to end its ranks; torchrun kills the remaining ones after 30
 _END_SECONDS = 45

@@ -14,6 +14,7 @@ import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_keras
+import tensorflow_misuse
 import tensorflow_refusals
 import tensorflow_several
 import tensorflow_states
@@ -356,6 +357,7 @@ if __name__ == "__main__":
             **vars(tensorflow_variables),
             **vars(tensorflow_refusals),
             **vars(tensorflow_keras),
+            **vars(tensorflow_misuse),
             **vars(tensorflow_tables),
             **vars(tensorflow_version_1),
             **vars(tensorflow_table_gradients),

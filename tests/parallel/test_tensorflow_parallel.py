@@ -14,6 +14,8 @@ reports, test_scenario = scenario_tests(
         "every_variable_travels_its_own_way",
         "messages_of_a_plan",
         "prepared_optimizers",
+        "models_of_keras_that_train_from_other_values_are_named",
+        "a_plan_compares_values_too",
         *scenarios("tensorflow_refusals.py"),
     ),
     on_more_ranks=(
@@ -24,6 +26,7 @@ reports, test_scenario = scenario_tests(
         "every_codec_and_memory",
         "groups_change_nothing_but_the_messages",
         "process_set",
+        "ranks_that_train_from_other_values_are_named",
         "slices_out_of_range_on_one_rank",
         "states_of_another_world_size",
         "sum_and_predivide",

@@ -156,14 +156,16 @@ int dr_write_size_notice(dr_context* context, uint64_t size, uint64_t senders, u
   return guarded(context, [&](Context&) { write_size_notice(context, size, senders, most, rank); });
 }
 
-void dr_make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* probe) {
-  make_probe(rank, fingerprint, step, probe);
+void dr_make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double loss_scale,
+                   double* probe) {
+  make_probe(rank, fingerprint, step, loss_scale, probe);
 }
 
 int dr_scale(dr_context* context, const double* reduced_probe, const uint64_t* ranks,
-             uint64_t rank_count, uint32_t fingerprint, uint64_t step, double* scale) {
+             uint64_t rank_count, uint32_t fingerprint, uint64_t step, double loss_scale,
+             double* scale) {
   return guarded(context, [&](Context&) {
-    *scale = scale_of(reduced_probe, ranks, rank_count, fingerprint, step);
+    *scale = scale_of(reduced_probe, ranks, rank_count, fingerprint, step, loss_scale);
   });
 }
 

@@ -179,17 +179,20 @@ int dr_write_size_notice(dr_context* context, uint64_t size, uint64_t senders, u
                          uint64_t rank);
 
 // The probe that compress gives to Horovod's reduction: four numbers, exact in float32. They are 1,
-// a hash of the rank, from 0 to 2, and the low and the high 16 bits of a mark of configuration and
-// step, each divided by 65536.
+// a hash of the rank, from 0 to 2, and the low and the high 16 bits of a mark of configuration,
+// step and loss scale (0 for none), each divided by 65536.
 #define DR_PROBE_LENGTH 4
-void dr_make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* probe);
+void dr_make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double loss_scale,
+                   double* probe);
 
 // Reads from the reduced probe the factor that Horovod's reduction applies to each rank's gradient
 // (1 / size under an average). ranks: the global ranks that exchange. Fails with
 // DR_INVALID_ARGUMENT if the reduction is not a sum or average over these ranks, or if another rank
-// has a different configuration or step. If one of up to 4096 ranks is missing, it always fails.
+// has a different configuration, step or loss scale. If one of up to 4096 ranks is missing, it
+// always fails.
 int dr_scale(dr_context* context, const double* reduced_probe, const uint64_t* ranks,
-             uint64_t rank_count, uint32_t fingerprint, uint64_t step, double* scale);
+             uint64_t rank_count, uint32_t fingerprint, uint64_t step, double loss_scale,
+             double* scale);
 
 // A row of the table of built-in stages.
 typedef struct dr_stage_row {

@@ -249,20 +249,21 @@ Bytes size_notice(uint64_t size, uint64_t senders, uint64_t most, uint64_t rank)
   return call.result();
 }
 
-std::vector<double> make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step) {
+std::vector<double> make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step,
+                               double loss_scale) {
   std::vector<double> probe(DR_PROBE_LENGTH);
-  dr_make_probe(rank, fingerprint, step, probe.data());
+  dr_make_probe(rank, fingerprint, step, loss_scale, probe.data());
   return probe;
 }
 
 double scale(const std::vector<double>& reduced_probe, const std::vector<uint64_t>& ranks,
-             uint32_t fingerprint, uint64_t step) {
+             uint32_t fingerprint, uint64_t step, double loss_scale) {
   if (reduced_probe.size() != DR_PROBE_LENGTH)
     throw py::value_error("probe: expected 4 numbers, got " + std::to_string(reduced_probe.size()));
   Call call(-1);
   double result;
   call.check(dr_scale(&call.context, reduced_probe.data(), ranks.data(), ranks.size(), fingerprint,
-                      step, &result));
+                      step, loss_scale, &result));
   return result;
 }
 
@@ -320,9 +321,10 @@ PYBIND11_MODULE(_native, module) {
   module.def("write_notice", &write_notice, py::arg("text"));
   module.def("size_notice", &size_notice, py::arg("size"), py::arg("senders"), py::arg("most"),
              py::arg("rank"));
-  module.def("make_probe", &make_probe, py::arg("rank"), py::arg("fingerprint"), py::arg("step"));
+  module.def("make_probe", &make_probe, py::arg("rank"), py::arg("fingerprint"), py::arg("step"),
+             py::arg("loss_scale"));
   module.def("scale", &scale, py::arg("reduced_probe"), py::arg("ranks"), py::arg("fingerprint"),
-             py::arg("step"));
+             py::arg("step"), py::arg("loss_scale"));
   module.def("default_max_elements", &dr_default_max_elements, py::arg("payload_bytes"));
   module.attr("probe_length") = DR_PROBE_LENGTH;
   module.def("stages", &stages);

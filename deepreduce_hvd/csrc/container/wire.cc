@@ -23,15 +23,19 @@ constexpr double kHalfUlp = 1.0 / (1 << 25);
 constexpr double kRankUnit = 1.0 / (1 << 19);
 constexpr double kMarkUnit = 1.0 / 65536;
 
-// Returns a 32-bit mark of configuration and step. With one configuration, steps less than 2^32
-// apart never have the same mark. Marks of close steps differ widely in both halves, so every rank
-// sees a difference in the sum over many ranks. The step is multiplied by an odd number (2^32
-// divided by the golden ratio) and its halves are mixed; both operations are invertible.
-uint32_t mark_of(uint32_t fingerprint, uint64_t step) {
+// Returns a 32-bit mark of configuration, step and loss scale (0 for none). With one configuration
+// and loss scale, steps less than 2^32 apart never have the same mark. Marks of close steps differ
+// widely in both halves, so every rank sees a difference in the sum over many ranks. The step is
+// multiplied by an odd number (2^32 divided by the golden ratio) and its halves are mixed; both
+// operations are invertible. Different loss scales give random marks.
+uint32_t mark_of(uint32_t fingerprint, uint64_t step, double loss_scale) {
   uint32_t mixed =
       (static_cast<uint32_t>(step) ^ static_cast<uint32_t>(mix64(step >> 32))) * 0x9E3779B1u;
   mixed ^= mixed >> 16;
-  return fingerprint + mixed;
+  uint64_t scale_bits;
+  std::memcpy(&scale_bits, &loss_scale, sizeof(scale_bits));
+  const uint32_t of_scale = loss_scale == 0 ? 0 : static_cast<uint32_t>(mix64(scale_bits) >> 32);
+  return fingerprint + mixed + of_scale;
 }
 
 // Returns the term of a global rank in a probe, of 20 bits. It shows missing ranks: the mean of the
@@ -97,8 +101,9 @@ void write_size_notice(dr_context* context, uint64_t size, uint64_t senders, uin
   put_notice(context, text, static_cast<uint32_t>(length));
 }
 
-void make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* probe) {
-  const Halves mark(mark_of(fingerprint, step));
+void make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double loss_scale,
+                double* probe) {
+  const Halves mark(mark_of(fingerprint, step, loss_scale));
   probe[0] = 1.0;
   probe[1] = rank_term(rank);
   probe[2] = mark.low;
@@ -106,7 +111,7 @@ void make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* prob
 }
 
 double scale_of(const double* reduced_probe, const uint64_t* ranks, uint64_t rank_count,
-                uint32_t fingerprint, uint64_t step) {
+                uint32_t fingerprint, uint64_t step, double loss_scale) {
   const double rounding = std::max(kRounding, kHalfUlp * static_cast<double>(rank_count));
   const auto close = [rounding](double got, double expected) {
     return std::fabs(got - expected) <= rounding * std::fabs(expected);
@@ -119,14 +124,18 @@ double scale_of(const double* reduced_probe, const uint64_t* ranks, uint64_t ran
         "expected Horovod to sum or average over the %llu ranks of the compressor's process set, got another operation or "
         "another set; give both the same process_set, op=Average or op=Sum, and all ranks the same number of batches, without hvd.join()",
         static_cast<unsigned long long>(rank_count));
-  const Halves mark(mark_of(fingerprint, step));
+  const Halves mark(mark_of(fingerprint, step, loss_scale));
   if (!close(reduced_probe[2], reduced_probe[0] * mark.low) ||
-      !close(reduced_probe[3], reduced_probe[0] * mark.high))
+      !close(reduced_probe[3], reduced_probe[0] * mark.high)) {
+    char of_scale[64] = "";
+    if (loss_scale != 0)
+      std::snprintf(of_scale, sizeof(of_scale), "; the loss scale here is %g", loss_scale);
     invalid_argument(
         "expected the same compressor configuration on every rank, at the same step, got different ones "
         "(here configuration %08x at step %llu); give every rank the same settings and named parameters, "
-        "freeze the same ones, and load a state on all ranks or broadcast it",
-        fingerprint, static_cast<unsigned long long>(step));
+        "freeze the same ones, and load a state on all ranks or broadcast it%s",
+        fingerprint, static_cast<unsigned long long>(step), of_scale);
+  }
   return scale;
 }
 

@@ -195,9 +195,11 @@ class FsdpAdapter(DistributedAdapter):
         groups: the :class:`~deepreduce_hvd.torch.fsdp.groups.ParameterGroup` of each parameter
             group.
         ranks: transport between the ranks of this host.
+        discards: the :class:`~deepreduce_hvd.torch.discards.Discards` of its parameters, or None.
     """
 
     def __init__(self, compressor, groups, hosts, ranks):
+        self.discards = None
         whole = compressor.adapter.slots
         by_parameter = {id(slot.parameter): slot for slot in whole.values()}
         self.groups = [ParameterGroup(group, by_parameter) for group in groups]
@@ -242,7 +244,7 @@ class FsdpAdapter(DistributedAdapter):
 
     def describe(self, with_steps):
         shards = {name: slot.parameter.to_local() for name, slot in self.slots.items()}
-        return [*super().describe(with_steps), values_of(shards, _OTHER_VALUES)]
+        return [*super().describe(with_steps), values_of(shards, _OTHER_VALUES, self.transport)]
 
     # --- one buffer ---
 
@@ -273,7 +275,11 @@ class FsdpAdapter(DistributedAdapter):
         def shards():
             expect_no_pass_within_another()
             group.expect_registered_parameters()
-            return group.shards(parameters, buffer, backward_pass.loss_scale)
+            slots, gradients = group.shards(parameters, buffer, backward_pass.loss_scale)
+            if self.discards is not None:
+                for slot in slots:
+                    self.discards.made(slot)
+            return slots, gradients
 
         self._start(backward_pass, job, shards)
         if not late:
@@ -290,6 +296,8 @@ class FsdpAdapter(DistributedAdapter):
                 raise
         if error is not None:
             raise error
+        for slot in () if self.alone else backward_pass.slots:
+            self.look_for_discarded(slot, self)
         self.agree_on_tables()
 
     def _tell_host(self, error):

@@ -1,0 +1,173 @@
+"""Test that training that ranks do wrong is named, with TensorFlow. Run by tensorflow_scenarios.py."""
+
+import os
+
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
+import numpy as np
+import tensorflow as tf
+from scenario_runner import refused, texts_of_warnings
+from tensorflow_tools import (
+    assert_equal_everywhere,
+    batch,
+    compressor_of,
+    make_step,
+    model,
+    variables,
+)
+
+import deepreduce_hvd as dr
+import deepreduce_hvd.tensorflow
+
+
+def _is_last():
+    return hvd.rank() == hvd.size() - 1
+
+
+def scenario_loss_scales_that_differ_are_refused(directory):
+    """All ranks raise the error in the step after the one in which the scales differed."""
+    for communicator, eager in (
+        (dr.Allgather(), False),
+        (dr.GTopK(), False),
+        (dr.Allgather(), True),
+    ):
+        scales = [8.0, 8.0, 4.0 if _is_last() else 8.0]
+        named = model()
+        compressor = compressor_of(
+            named, loss_scale=lambda scales=scales: scales[0], communicator=communicator
+        )
+        step = make_step(named, compressor)
+        step = step if eager else tf.function(step, autograph=False)
+        for number in range(3):
+            step(batch(number))
+            scales[:-1] = scales[1:]
+        with refused(f"at the same step, got .*; the loss scale here is {scales[0]:g}"):
+            step(batch(3))
+
+
+def scenario_loss_scales_may_differ_in_the_first_step(directory):
+    """As in a program that resumes on one rank, and broadcasts the optimizer after that step."""
+    for eager in (False, True):
+        scales = [4.0 if _is_last() else 8.0, *[8.0] * 4]
+        named = model()
+        compressor = compressor_of(named, loss_scale=lambda scales=scales: scales[0])
+        step = make_step(named, compressor)
+        step = step if eager else tf.function(step, autograph=False)
+        for number in range(4):
+            step(batch(number))
+            scales.pop(0)
+        assert_equal_everywhere(variables(named), f"{eager}")
+
+
+def scenario_loss_scales_of_slices_that_differ_are_refused(directory):
+    scales = [8.0, 4.0 if _is_last() else 8.0]
+    table = tf.Variable(tf.ones([1000, 16]))
+    compressor = dr.Compressor(parameters=[("table", table)], loss_scale=lambda: scales[0])
+
+    def step():
+        slices = tf.IndexedSlices(tf.ones([2, 16]), tf.constant([1, 5]), tf.constant([1000, 16]))
+        return dr.tensorflow.allreduce_gradients([slices], [table], compressor)
+
+    step()
+    scales.pop(0)
+    step()
+    with refused(f"at the same step, got .*; the loss scale here is {scales[0]:g}"):
+        step()
+
+
+def scenario_ranks_that_train_from_other_values_are_named(directory):
+    for eager in (False, True):
+        for part, broadcast in (
+            ("all", None),
+            ("all", "before"),
+            ("all", "after"),
+            ("one", None),
+            ("one", "after"),
+            ("none", None),
+        ):
+            # Horovod broadcasts no bfloat16
+            dtype = tf.bfloat16 if eager and broadcast is None else tf.float32
+            named = model(seed=hvd.rank() if part == "all" else 0, dtype=dtype)
+            if part == "one" and _is_last():
+                named[2][1].assign_add(tf.ones_like(named[2][1]))
+            compressor = compressor_of(named)
+            step = make_step(named, compressor)
+            step = step if eager else tf.function(step, autograph=False)
+
+            def trained(named=named, step=step, broadcast=broadcast, dtype=dtype):
+                for number in range(4):
+                    if broadcast == "before" and number == 0:
+                        hvd.broadcast_variables(variables(named), root_rank=0)
+                    step(batch(number, dtype=dtype))
+                    if broadcast == "after" and number == 0:
+                        hvd.broadcast_variables(variables(named), root_rank=0)
+
+            texts = [text for text in texts_of_warnings(trained) if "other values" in text]
+            differ = part != "none" and broadcast is None
+            assert len(texts) == (differ and hvd.rank() == 0), (eager, part, broadcast, texts)
+            if not differ:
+                assert_equal_everywhere(variables(named), f"{part} {broadcast}")
+            if texts:
+                others = (
+                    f"rank {hvd.size() - 1}" if part == "one" or hvd.size() == 2 else "ranks 1, 2"
+                )
+                name = "kernel1" if part == "one" else "kernel[01]"
+                assert texts[0].startswith(f"deepreduce_hvd: {others} trained from other"), texts
+                assert any(
+                    f"values of {one} than" in texts[0] for one in (name, "kernel0", "kernel1")
+                )
+
+
+def scenario_a_rank_at_another_step_when_values_are_compared(directory):
+    """All ranks raise an error. None waits for the comparison, which the others do not make."""
+    for communicator, eager in (
+        (dr.Allgather(), False),
+        (dr.GTopK(), False),
+        (dr.Allgather(), True),
+    ):
+        named = model(seed=hvd.rank())
+        compressor = compressor_of(named, communicator=communicator)
+        step = make_step(named, compressor)
+        step = step if eager else tf.function(step, autograph=False)
+        step(batch(0))
+        if _is_last():
+            state = compressor.state_dict()
+            for one in state["parameters"].values():
+                one["steps"] += 500
+            compressor.load_state_dict(state)
+        with refused("on every rank, at the same step, got different ones"):
+            step(batch(1))
+
+
+def scenario_models_of_keras_that_train_from_other_values_are_named(directory):
+    for callback in (False, True):
+        tf.keras.backend.clear_session()
+        tf.keras.utils.set_random_seed(hvd.rank())
+        network = tf.keras.Sequential(
+            [tf.keras.layers.Input((48,)), tf.keras.layers.Dense(40), tf.keras.layers.Dense(4)]
+        )
+        compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=network.trainable_variables)
+        optimizer = hvd_keras.DistributedOptimizer(
+            tf.keras.optimizers.SGD(0.01), compression=compressor
+        )
+        network.compile(optimizer, loss="mse")
+        inputs = np.random.default_rng(hvd.rank()).standard_normal([64, 48]).astype(np.float32)
+        callbacks = [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)] if callback else []
+
+        def fit(network=network, inputs=inputs, callbacks=callbacks):
+            network.fit(inputs, inputs[:, :4], batch_size=16, verbose=0, callbacks=callbacks)
+
+        texts = [text for text in texts_of_warnings(fit) if "other values" in text]
+        assert len(texts) == (not callback and hvd.rank() == 0), texts
+
+
+def scenario_a_plan_compares_values_too(directory):
+    named = model(seed=hvd.rank())
+    compressor = compressor_of(named, schedule="auto")
+    step = dr.tensorflow.scheduled(compressor)(
+        tf.function(make_step(named, compressor), autograph=False)
+    )
+    texts = texts_of_warnings(lambda: [step(batch(number)) for number in range(4)])
+    assert sum("other values" in text for text in texts) == (hvd.rank() == 0), texts
