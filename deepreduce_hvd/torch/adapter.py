@@ -178,7 +178,7 @@ class Adapter(TorchAdapter):
             self._exchanges.advance(started)
         elif step.owned:
             self._exchanges.wait_until_sent(step.flights, self.transport)
-        numbers = wire.probe(hvd.rank(), step.buckets.fingerprint, slot.steps - 1, step.loss_scale)
+        numbers = wire.probe(hvd.rank(), *step.compared(slot))
         if undecided:  # on all ranks
             numbers = [*numbers, *map(float, seen)]
         kept = self._probes.take(numbers, caller.probe_device(tensor))
@@ -275,14 +275,12 @@ class Adapter(TorchAdapter):
         slot, step, flight = pending.slot, pending.optimizer_step, pending.flight
         if pending.has_changed():
             self._warn_once("changed", changed_warning(slot))
-        # Check the probe first: ranks with different configurations could wait for each other in an
-        # exchange forever.
+        # first the probe: in an exchange, ranks with other configurations could wait forever
         try:
             probe = tensor.tolist()
             scale = wire.scale_of(
-                slot.name, probe[: wire.PROBE_NUMBERS], self.transport.ranks,
-                step.buckets.fingerprint, slot.steps - 1, step.loss_scale,
-            )  # fmt: skip
+                slot.name, probe[: wire.PROBE_NUMBERS], self.transport.ranks, *step.compared(slot)
+            )
         except InvalidArgumentError:
             flight.roll_call.wait()
             raise
@@ -364,10 +362,11 @@ class Adapter(TorchAdapter):
         return [frozen_parameters(self.slots)]
 
     def describe(self, with_steps):
-        # an elastic state makes the parameters equal after the handshake
+        if not with_steps:  # an elastic state makes the parameters equal after the handshake
+            return super().describe(with_steps)
         parameters = {name: slot.parameter for name, slot in self.slots.items()}
-        values = [values_of(parameters, _OTHER_VALUES, self.transport)] if with_steps else []
-        return [*super().describe(with_steps), *values]
+        values = values_of(parameters, _OTHER_VALUES, self.transport)
+        return [*super().describe(with_steps), values]
 
     def forget_steps(self):
         """Discard the steps in progress."""

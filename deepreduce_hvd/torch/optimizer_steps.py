@@ -47,6 +47,10 @@ class OptimizerStep:
         self._compressed = 0  # number of compressed gradients that have come
         self._gradients_made = gradients_made
 
+    def compared(self, slot):
+        """Return what ranks compare in the probe of a slot: configuration, step and loss scale."""
+        return self.buckets.fingerprint, slot.steps - 1, self.loss_scale
+
     def ends_before(self, slot, gradients_made):
         """Return whether a gradient of ``slot`` belongs to another step.
 

@@ -44,6 +44,8 @@ class _Prepared(_Optimizer):
     #: parameter -> its slot in the compressor when the optimizer was prepared
     slots: ClassVar[dict[torch.Tensor, Slot]]
     original_class: type[torch.optim.Optimizer]
+    #: whether Horovod may broadcast the state
+    keeps_a_state: bool
 
     # torch.compile would keep the groups of the first step
     @torch._disable_dynamo
@@ -75,11 +77,10 @@ class _Prepared(_Optimizer):
         hvd.broadcast_optimizer_state broadcasts neither learning rates nor other settings if the
         state is empty. PyTorch's SGD takes None for a momentum that has not begun.
         """
-        if self.state or not isinstance(self, torch.optim.SGD):
+        if self.state or not self.keeps_a_state or not isinstance(self, torch.optim.SGD):
             return
-        if hasattr(self.preparation.compressor.adapter.transport, "horovod"):
-            for parameter in self._stepped_without_momentum()[:1]:
-                self.state[parameter]["momentum_buffer"] = None
+        for parameter in self._stepped_without_momentum()[:1]:
+            self.state[parameter]["momentum_buffer"] = None
 
     def load_state_dict(self, state_dict):
         super().load_state_dict(state_dict)
@@ -127,7 +128,9 @@ class _Prepared(_Optimizer):
                     policies[own] = self.preparation.policy_of(parameter)
                     slots[own] = self.slots[parameter]
         preparation.policy_of = policies.get
-        copied.__class__ = _prepared_class(self.original_class, preparation, slots)
+        copied.__class__ = _prepared_class(
+            self.original_class, preparation, slots, self.keeps_a_state
+        )
         return copied
 
     def _stepped_without_momentum(self):
@@ -330,12 +333,15 @@ def prepare(optimizer, compressor):
         ],
         with_hint="betas" in optimizer.defaults,
     )
-    optimizer.__class__ = _prepared_class(original, preparation, slots)
+    transport = getattr(compressor.adapter, "transport", None)
+    optimizer.__class__ = _prepared_class(
+        original, preparation, slots, keeps_a_state=hasattr(transport, "horovod")
+    )
     optimizer.drop_momenta()
     return changes
 
 
-def _prepared_class(original, preparation, slots):
+def _prepared_class(original, preparation, slots, keeps_a_state):
     """Return the class of an optimizer of class ``original`` that is prepared.
 
     The further arguments are attributes of :class:`_Prepared`.
@@ -349,6 +355,7 @@ def _prepared_class(original, preparation, slots):
             "preparation": preparation,
             "slots": slots,
             "original_class": original,
+            "keeps_a_state": keeps_a_state,
             "step": step,
             "__module__": original.__module__,
         },

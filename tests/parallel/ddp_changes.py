@@ -10,7 +10,7 @@ import warnings
 import torch
 import torch.distributed as dist
 from ddp_registration import sample
-from ddp_tools import CODEC, Network, assert_equal_everywhere, batch, loss_of
+from ddp_tools import CODEC, Network, assert_equal_everywhere, batch, discarding_program, loss_of
 from scenario_runner import refused
 from torch.nn.parallel import DistributedDataParallel
 
@@ -112,21 +112,11 @@ def scenario_gradients_that_are_discarded_are_warned_of(directory):
         )  # fmt: skip
         compressor.register(model)
         optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-        last, stepped, discarded = "step", False, False
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for step in range(5):
-                # DDP gives the gradients other memory after its first backward pass
-                now = draw.choice(["step", "step", "discard", "add"]) if step else "step"
-                loss_of(model, step, dist.get_rank()).backward()
-                discarded = discarded or (last == "discard" and stepped)
-                if now == "step":
-                    optimizer.step()
-                    stepped = True
-                if now != "add":
-                    optimizer.zero_grad()
-                last = now
-        said = [str(one.message) for one in caught if "before a step of" in str(one.message)]
+        discarded, said = discarding_program(
+            draw,
+            optimizer,
+            lambda step, model=model: loss_of(model, step, dist.get_rank()).backward(),
+        )
         assert len(said) == (discarded and not scales), f"seed {seed}: {said}"
         outcomes.add((discarded, scales))
     assert len(outcomes) == 4, outcomes
@@ -176,6 +166,7 @@ def scenario_gradients_that_a_closure_makes_are_not_discarded(directory):
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*LBFGS steps compressed parameters")
         for _ in range(3):
             optimizer.step(closure)
     assert compressor.adapter.progress() > 3

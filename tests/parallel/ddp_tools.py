@@ -68,6 +68,38 @@ def warnings_of_two_steps(network, model, optimizers):
     return caught
 
 
+def discarding_program(draw, optimizer, backward, steps=5):
+    """Run a random program that steps, discards what it got, or adds more to it.
+
+    Args:
+        draw: random.Random.
+        optimizer: optimizer of all parameters.
+        backward: function of a step that makes gradients.
+        steps: number of backward passes.
+
+    Returns:
+        Whether it has discarded a gradient after a step, and the warnings about that.
+    """
+    last, stepped, discarded = "step", False, False
+
+    def run():
+        nonlocal last, stepped, discarded
+        for step in range(steps):
+            # DDP gives the gradients other memory after its first backward pass
+            now = draw.choice(["step", "step", "discard", "add"]) if step else "step"
+            backward(step)
+            discarded = discarded or (last == "discard" and stepped)
+            if now == "step":
+                optimizer.step()
+                stepped = True
+            if now != "add":
+                optimizer.zero_grad()
+            last = now
+
+    texts = scenario_runner.texts_of_warnings(run)
+    return discarded, [text for text in texts if "before a step of" in text]
+
+
 def loss_of(network, step, rank, branch=True):
     dtype = next(network.parameters()).dtype
     return network(batch(step, rank, dtype), branch).pow(2).mean()

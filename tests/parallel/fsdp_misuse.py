@@ -9,7 +9,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from ddp_tools import Network
+from ddp_tools import Network, discarding_program
 from fsdp_tools import LAYERS, WHOLE, loss_of, meshes, shard, sharded
 from scenario_runner import refused
 from torch.distributed.fsdp import fully_shard
@@ -124,20 +124,11 @@ def scenario_gradients_that_are_discarded_are_warned_of(directory):
             loss_scale=(lambda: 1.0) if scales else None,
         )  # fmt: skip
         optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-        last, stepped, discarded = "step", False, False
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for step in range(5):
-                now = draw.choice(["step", "step", "discard", "add"])
-                loss_of(network, step, dist.get_rank()).backward()
-                discarded = discarded or (last == "discard" and stepped)
-                if now == "step":
-                    optimizer.step()
-                    stepped = True
-                if now != "add":
-                    optimizer.zero_grad()
-                last = now
-        said = [str(one.message) for one in caught if "before a step of" in str(one.message)]
+        discarded, said = discarding_program(
+            draw,
+            optimizer,
+            lambda step, network=network: loss_of(network, step, dist.get_rank()).backward(),
+        )
         assert len(said) == (discarded and not scales and hosts > 1), f"seed {seed}: {said}"
         outcomes.add((discarded, scales, hosts > 1))
         compressor.close()
