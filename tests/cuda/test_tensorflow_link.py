@@ -128,9 +128,12 @@ def test_it_loads_and_says_where_each_operator_runs(library):
     }
     assert kernels["DeepreduceScale"] == {
         "CPU": [[], []],
-        "GPU": [["reduced_probe", "scale", "size", "step"], []],
+        "GPU": [["loss_scale", "reduced_probe", "scale", "size", "step"], []],
     }
-    assert kernels["DeepreduceProbe"] == {"CPU": [[], []], "GPU": [["probe", "rank", "step"], []]}
+    assert kernels["DeepreduceProbe"] == {
+        "CPU": [[], []],
+        "GPU": [["loss_scale", "probe", "rank", "step"], []],
+    }
     assert list(kernels["DeepreduceEncodeSlices"]) == ["CPU"]
 
 
