@@ -56,6 +56,7 @@ class StartingValues:
         """
         if slot not in self._again:
             return []
+        # in all graphs, also in those that are traced later: ranks may have traced other ones
         variable = self._adapter.variables.by_name().get(slot.label)
         if variable is None:  # it was deleted
             return []
@@ -74,7 +75,6 @@ class StartingValues:
 
     def _compare(self, slot, sums):
         """Warn if the checksums of a variable differ; return whether they are equal."""
-        self._again.pop(slot, None)
         transport = self._adapter.transport
         others = [rank for rank, one in zip(transport.ranks, sums) if one != sums[0]]
         if others and transport.rank == 0 and not self._warned:

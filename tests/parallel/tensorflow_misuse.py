@@ -161,13 +161,3 @@ def scenario_models_of_keras_that_train_from_other_values_are_named(directory):
 
         texts = [text for text in texts_of_warnings(fit) if "other values" in text]
         assert len(texts) == (not callback and hvd.rank() == 0), texts
-
-
-def scenario_a_plan_compares_values_too(directory):
-    named = model(seed=hvd.rank())
-    compressor = compressor_of(named, schedule="auto")
-    step = dr.tensorflow.scheduled(compressor)(
-        tf.function(make_step(named, compressor), autograph=False)
-    )
-    texts = texts_of_warnings(lambda: [step(batch(number)) for number in range(4)])
-    assert sum("other values" in text for text in texts) == (hvd.rank() == 0), texts

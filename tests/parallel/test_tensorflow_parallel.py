@@ -15,7 +15,6 @@ reports, test_scenario = scenario_tests(
         "messages_of_a_plan",
         "prepared_optimizers",
         "models_of_keras_that_train_from_other_values_are_named",
-        "a_plan_compares_values_too",
         *scenarios("tensorflow_refusals.py"),
     ),
     on_more_ranks=(
