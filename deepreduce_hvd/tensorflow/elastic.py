@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import horovod.tensorflow.elastic as horovod_elastic
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.tensorflow.functions import broadcast_variables
 from horovod.tensorflow.keras.elastic import KerasState as HorovodKerasState
 
 from deepreduce_hvd.adapters.base_adapter import BaseAdapter, ClosedAdapter
@@ -53,28 +54,34 @@ class _WithCompressor(_State):
         self._only_removed = False
         self._failure: HorovodInternalError | None = None
         super().__init__(*args, **kwargs)
+        self._saved_scale = [tf.identity(one) for one in _of_loss_scale(self.optimizer)]
 
     def save(self) -> None:
         self._raise_failure()
         with _failures():
             save_together([self._keeper])
             super().save()
+        self._saved_scale = [tf.identity(one) for one in _of_loss_scale(self.optimizer)]
 
     def restore(self) -> None:
         self._failure = None
         self._keeper.restore()
         super().restore()
+        for variable, saved in zip(_of_loss_scale(self.optimizer), self._saved_scale):
+            variable.assign(saved)
 
     def sync(self) -> None:
         with _failures():
             self._keeper.sync()
             saved = self._saved_model_state, self._saved_optimizer_state
             try:
+                broadcast_variables(_of_loss_scale(self.optimizer), root_rank=0)
                 super().sync()
             except Exception:
                 # it saves the model before its last broadcast, and restore would mix two commits
                 self._saved_model_state, self._saved_optimizer_state = saved
                 raise
+            self._saved_scale = [tf.identity(one) for one in _of_loss_scale(self.optimizer)]
             self._keeper.adopt()
 
     def check_host_updates(self) -> None:
@@ -124,6 +131,14 @@ class KerasState(_WithCompressor, HorovodKerasState):
 
     It takes the same arguments as :class:`TensorFlowKerasState`, except ``backend``.
     """
+
+
+def _of_loss_scale(optimizer: Any) -> list[Any]:
+    """Return the variables of a dynamic loss scale of Keras 2, which ``variables()`` leaves out."""
+    scale: Any = getattr(optimizer, "_loss_scale", None)
+    if not hasattr(scale, "current_loss_scale"):
+        return []
+    return [scale.current_loss_scale, scale.counter]
 
 
 @contextlib.contextmanager

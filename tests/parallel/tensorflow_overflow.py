@@ -27,7 +27,7 @@ from tensorflow_overflow_tools import (
 from tensorflow_tools import run_all, sum_over_ranks
 
 import deepreduce_hvd as dr
-import deepreduce_hvd.tensorflow
+import deepreduce_hvd.tensorflow.elastic
 
 HIGH = {tf.float16: 6e4, tf.float32: 3e38, tf.bfloat16: 3e38}
 
@@ -250,6 +250,35 @@ def scenario_slices(directory):
         tape, compression=compressor, sparse_as_dense=True
     ).gradient(loss, list(network.values()))
     assert all(np.isfinite(one.numpy()).all() for one in dense)
+
+
+def scenario_an_elastic_state_has_the_loss_scale(directory):
+    """It synchronizes, saves and restores what Keras' optimizer leaves out of its variables."""
+    network = tf.keras.Sequential([tf.keras.layers.Input((48,)), tf.keras.layers.Dense(40)])
+    scaled = tf.keras.mixed_precision.LossScaleOptimizer
+    optimizer = scaled(tf.keras.optimizers.SGD(0.01), initial_scale=2.0 ** (5 + hvd.rank()))
+    compressor = dr.Compressor(
+        parameters=network.trainable_variables, loss_scale=lambda: optimizer.loss_scale
+    )
+    optimizer.dynamic_counter.assign(hvd.rank() + 3)
+    elastic = deepreduce_hvd.tensorflow.elastic
+    state = elastic.TensorFlowKerasState(network, optimizer, compressor=compressor)
+
+    def found():
+        return float(optimizer.loss_scale), int(optimizer.dynamic_counter)
+
+    assert found() == (2.0 ** (5 + hvd.rank()), hvd.rank() + 3)
+    state.sync()
+    assert found() == (32.0, 3)
+    optimizer.dynamic_counter.assign(7)
+    state.save()
+    for changed in (state._saved_scale, [64.0, 9]):
+        optimizer._loss_scale.current_loss_scale.assign(changed[0])
+        optimizer.dynamic_counter.assign(changed[1])
+    state.restore()
+    assert found() == (32.0, 7)
+    fixed = scaled(tf.keras.optimizers.SGD(0.01), dynamic=False, initial_scale=8.0)
+    elastic.TensorFlowKerasState(network, fixed, compressor=compressor).sync()
 
 
 if __name__ == "__main__":
