@@ -166,14 +166,14 @@ def test_optimizers_that_do_not_suit_compression_are_named(make, wrapped):
     model = torch.nn.Linear(200, 100, bias=False)
     compressor = compressor_of(model)
     optimizer = make(list(model.parameters()))
-    with pytest.raises(dr.InvalidArgumentError, match="not proportional to the gradients; use"):
+    with pytest.raises(dr.InvalidArgumentError, match="which needs complete gradients; use"):
         dr.prepare(optimizer, compressor)
     if wrapped:
         optimizer = hvd.DistributedOptimizer(
             optimizer, named_parameters=model.named_parameters(), compression=compressor
         )
     text = momentum_warning(optimizer, compressor)
-    assert "steps compressed parameters, of whose gradients only a part" in text, text
+    assert "needs complete gradients, but of those of compressed parameters only" in text, text
     assert text.endswith("or send its parameters uncompressed, as Compressor('dense') does")
     assert momentum_warning(optimizer, compressor_of(model, memory=dr.NoMemory())) is None
 

@@ -116,7 +116,10 @@ def _prepare(optimizer, ranks, slots):
         first_policies=policies,
         table_candidates=frozenset(ranks.undecided),
         adapter=types.SimpleNamespace(
-            slots=slots, sends_nothing=lambda slot: False, why_unused=lambda slots: None
+            slots=slots,
+            transport=None,
+            sends_nothing=lambda slot: False,
+            why_unused=lambda slots: None,
         ),
     )
     return prepare.prepare(optimizer, compressor)

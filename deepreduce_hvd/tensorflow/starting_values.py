@@ -1,8 +1,12 @@
 """Whether all ranks train from the same values of the variables.
 
 Programs broadcast the variables before their first step, or after it, because an optimizer creates
-variables of its own in it. So if the values differ before the first step, they are compared once
-more in the second one. Ranks that still differ have not been made equal, and would never be.
+variables of its own in it. So if the values differ before the first step, they are compared again
+in the second one. They may be broadcast even later, where one call makes several steps. So those
+that still differ are compared once more, many steps later. Ranks that differ then have not been
+made equal, and would never be.
+
+Values that were equal in the second step do not count later: other processors may round otherwise.
 """
 
 import functools
@@ -17,6 +21,9 @@ from deepreduce_hvd.tensorflow.local_variables import read
 from deepreduce_hvd.tensorflow.ops import DTYPES
 from deepreduce_hvd.user_warnings import warn
 
+#: the last comparison is so many steps after the first one; calls rarely make more steps
+_LATER = 100
+
 
 class StartingValues:
     """The comparison of one compressor.
@@ -27,7 +34,8 @@ class StartingValues:
 
     def __init__(self, adapter):
         self._adapter = adapter
-        self._again = {}  # slot -> its step counter when its variable is compared once more
+        self._again = {}  # slot -> its step counter when its variable is compared again
+        self._differing = set()  # slots whose variables differed in the second step
         self._warned = False
 
     def setting(self):
@@ -43,7 +51,7 @@ class StartingValues:
         self._again = {slot: slot.steps + 1 for slot in self._adapter.slots.values()}
 
     def compare_again(self, slot, step, scale):
-        """Compare a variable in its second step, if values differed before the first one.
+        """Compare a variable in its second step and later, if values differed before the first one.
 
         Args:
             slot: slot of the variable.
@@ -67,25 +75,30 @@ class StartingValues:
             octets = tf.bitcast(variable.read_value(), tf.uint8)  # NumPy has no bfloat16
             own = tf.numpy_function(_checksum, [octets], tf.int64)
             sums = collectives.allgather(tf.reshape(own, [1]), name)
-            return tf.numpy_function(functools.partial(self._compare, slot), [sums], tf.bool)
+            compared = functools.partial(self._compare, slot)
+            return tf.numpy_function(compared, [step, sums], tf.bool)
 
         with tf.device("CPU:0"), tf.control_dependencies([scale]):
-            is_second = tf.equal(step, self._again[slot])
-            return [tf.cond(is_second, compare, lambda: tf.constant(True))]
+            first = self._again[slot]
+            is_due = tf.reduce_any(tf.equal(step, [first, first + _LATER]))
+            return [tf.cond(is_due, compare, lambda: tf.constant(True))]
 
-    def _compare(self, slot, sums):
-        """Warn if the checksums of a variable differ; return whether they are equal."""
+    def _compare(self, slot, step, sums):
+        """Compare the checksums of a variable; warn if they differed before. Return True."""
         transport = self._adapter.transport
         others = [rank for rank, one in zip(transport.ranks, sums) if one != sums[0]]
-        if others and transport.rank == 0 and not self._warned:
+        if others and step == self._again[slot]:
+            self._differing.add(slot)
+        elif others and slot in self._differing and transport.rank == 0 and not self._warned:
             self._warned = True
             warn(
                 f"{ranks_text(others)} trained from other values of {slot.label} than the first"
                 " rank; before the first step, or right after it, call"
-                " hvd.broadcast_variables(model.variables, root_rank=0), or give model.fit"
+                " hvd.broadcast_variables(model.variables, root_rank=0), in Keras 3 with"
+                " [one.value for one in model.variables], or give model.fit"
                 " hvd.callbacks.BroadcastGlobalVariablesCallback(0)"
             )
-        return not others
+        return True
 
 
 def _checksum(array):

@@ -17,8 +17,8 @@ _KNOWN = (
     torch.optim.Adadelta,
 )
 
-#: names of optimizers whose steps are not proportional to the gradients. Where only a part of a
-#: gradient is sent, they lose accuracy, also without momentum.
+#: names of optimizers that need complete gradients, also without momentum. Adafactor and Muon scale
+#: a step by the whole gradient of a tensor; LBFGS and Rprop compare successive gradients.
 _UNSUITABLE = ("Adafactor", "LBFGS", "Muon", "Rprop")
 USE_ANOTHER = (
     "use another optimizer, such as AdamW, or send its parameters uncompressed, as"
@@ -79,7 +79,7 @@ def refusal_of(optimizer):
     if known is None and unsuitable_name(kind):
         return (
             f"expected one of {', '.join(one.__name__ for one in _KNOWN)}, got {kind.__name__},"
-            f" whose steps are not proportional to the gradients; {USE_ANOTHER}"
+            f" which needs complete gradients; {USE_ANOTHER}"
         )
     if known is None:
         return (

@@ -228,7 +228,7 @@ def momentum_warning(
 ):
     """Return a warning if an optimizer does not suit the delayed gradients that it steps.
 
-    It does not if it has momentum, or if its steps are not proportional to gradients. Frozen
+    It does not if it has momentum, or if it needs complete gradients. Frozen
     parameters and embedding tables do not count. Return None if there is nothing to warn of.
 
     Args:
@@ -251,9 +251,8 @@ def momentum_warning(
             policy = compressor.first_policies[slot.name]
             if policy.delays and unsuitable:
                 return (
-                    f"{unsuitable} steps compressed parameters, of whose gradients only a part is"
-                    " sent in each step. Its steps are not proportional to the gradients, so this"
-                    f" costs accuracy; {USE_ANOTHER}"
+                    f"{unsuitable} needs complete gradients, but of those of compressed parameters"
+                    f" only a part is sent in each step, which costs accuracy; {USE_ANOTHER}"
                 )
             if policy.delays:
                 name, momentum = setting_of(group), momentum_of(group)
@@ -333,10 +332,8 @@ def prepare(optimizer, compressor):
         ],
         with_hint="betas" in optimizer.defaults,
     )
-    transport = getattr(compressor.adapter, "transport", None)
-    optimizer.__class__ = _prepared_class(
-        original, preparation, slots, keeps_a_state=hasattr(transport, "horovod")
-    )
+    uses_horovod = hasattr(compressor.adapter.transport, "horovod")
+    optimizer.__class__ = _prepared_class(original, preparation, slots, uses_horovod)
     optimizer.drop_momenta()
     return changes
 

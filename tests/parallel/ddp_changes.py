@@ -166,7 +166,7 @@ def scenario_gradients_that_a_closure_makes_are_not_discarded(directory):
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", ".*LBFGS steps compressed parameters")
+        warnings.filterwarnings("ignore", ".*LBFGS needs complete gradients")
         for _ in range(3):
             optimizer.step(closure)
     assert compressor.adapter.progress() > 3

@@ -17,14 +17,23 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_changing_plans
 import tensorflow_planned_tables
-from scenario_runner import refused
+from scenario_runner import refused, texts_of_warnings
 from tensorflow_overflow_tools import coefficients, made, make_step
 from tensorflow_schedule_tools import CODEC, agreed, auto, equal_times
-from tensorflow_tools import assert_equal_everywhere, run_all
+from tensorflow_tools import (
+    assert_equal_everywhere,
+    batch,
+    compressor_of,
+    make_step as make_tape_step,
+    model,
+    run_all,
+    variables,
+)
 
 import deepreduce_hvd as dr
 import deepreduce_hvd.tensorflow
 from deepreduce_hvd.planning import scheduler as scheduler_module
+from deepreduce_hvd.tensorflow import starting_values
 
 #: the first step in which everything has been measured and all plans had their turns
 DECIDED = 170
@@ -276,6 +285,25 @@ def scenario_fit_of_keras_3(directory):
     agreed((plans, calls))
     assert len(plans) == 120 and plans[-1] != "", (len(plans), plans)
     assert_equal_everywhere([one.value for one in model.trainable_variables], "Keras 3")
+
+
+@mock.patch.object(starting_values, "_LATER", 6)
+def scenario_a_plan_compares_the_values_that_ranks_train_from(directory):
+    for broadcast in (True, False):
+        named = model(seed=hvd.rank())
+        compressor = compressor_of(named, schedule="auto")
+        step = dr.tensorflow.scheduled(compressor)(
+            tf.function(make_tape_step(named, compressor), autograph=False)
+        )
+
+        def trained(named=named, step=step, broadcast=broadcast):
+            for number in range(10):
+                step(batch(number))
+                if broadcast and number == 0:
+                    hvd.broadcast_variables(variables(named), root_rank=0)
+
+        texts = [text for text in texts_of_warnings(trained) if "other values" in text]
+        assert len(texts) == (hvd.rank() == 0 and not broadcast), texts
 
 
 if __name__ == "__main__":
