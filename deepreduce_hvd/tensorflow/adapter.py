@@ -224,8 +224,7 @@ class Adapter(BaseAdapter):
             self._groups = {}  # what is in them is of calls that failed
         if variable is not None and not self._is_like_all_of_its_shape(slot):
             tensor = expect_variable(tensor, slot, variable)
-        with tf.device("CPU:0"):
-            last_scale = slot.compared_scale.variable.read_value()  # before ``begin`` sets it
+        last_scale = slot.scale_to_compare()  # before ``begin`` sets the next one
         begun = self.void_steps.begin(slot, tensor, last_scale)
         self.note_reduction(slot, current_reduction(self.transport.size))
         if slot.dense and slot.choice is None:

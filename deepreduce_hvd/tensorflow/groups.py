@@ -89,7 +89,7 @@ class Pending:
         tensor: the gradient.
         group: the :class:`GradientGroup` of its message, or None if it is not compressed.
         member: its number in the group.
-        step, last_scale: the slot's step counter and ``compared_scale`` before this step.
+        step, last_scale: the slot's step counter, and its ``scale_to_compare()``.
     """
 
     def __init__(self, slot, tensor, group, member, step=None, last_scale=None):

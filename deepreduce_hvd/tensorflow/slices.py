@@ -95,7 +95,7 @@ def _reduce_slices(adapter, slices, slot, variable, op):
     collectives = adapter.collectives
     with tf.device("CPU:0"), tf.control_dependencies(agreed):
         step = slot.steps_taken.read_value()  # before the encoder increments it
-        last_scale = slot.compared_scale.variable.read_value()
+        last_scale = slot.scale_to_compare()
         position = position_of(adapter.compressor, slot, 0)  # the records have the step
         begun = adapter.void_steps.begin(slot, slices.values, last_scale)
         with tf.control_dependencies([step, *begun]):

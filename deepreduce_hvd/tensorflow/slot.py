@@ -82,8 +82,8 @@ class Slot(tf.Module):
         # magnitude of the last k-th largest element: a hint that saves a pass over the gradient and
         # never changes the payload
         self.threshold = untracked(np.float32(0))
-        # the loss scale that ranks compare in the next step; 0 if they compare none
-        self.compared_scale = untracked(np.float64(0))
+        if follows_loss_scale:  # the one that ranks compare in the next step; 0: they compare none
+            self.compared_scale = untracked(np.float64(0))
         self.seconds = untracked(np.zeros(2))
         with tf.device(self.home or "CPU:0"):
             self._copies = _Untracked(
@@ -111,6 +111,13 @@ class Slot(tf.Module):
     def is_table(self, known):
         if self.table is not None:
             self.table.is_table = known
+
+    def scale_to_compare(self):
+        """Return the loss scale that ranks compare in this step, a float64 tensor of shape ()."""
+        with tf.device("CPU:0"):
+            if not self.follows_loss_scale:
+                return tf.constant(0, tf.float64)
+            return self.compared_scale.variable.read_value()
 
     def move_to_host(self):
         """Move the memory from a GPU to the host, where slices are compressed."""

@@ -167,7 +167,7 @@ class VoidSteps:
             slot: the slot of the memory.
             gradient: its gradient, a tensor. The scale is read when it is ready: the loss was
                 scaled before, and optimizers change the scale after they have all results.
-            last_scale: the slot's ``compared_scale`` before this step, a tensor.
+            last_scale: the slot's ``scale_to_compare()``, a tensor.
 
         Returns:
             List of tensors that must be computed before the memory is used.
