@@ -21,7 +21,7 @@ import time
 import weakref
 import zlib
 
-from deepreduce_hvd.coordination.handshake_messages import Gather, pack, short, unpack
+from deepreduce_hvd.coordination.handshake_messages import Gather, by_rank, pack, short, unpack
 from deepreduce_hvd.coordination.peers import ranks_text
 from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import InvalidArgumentError
@@ -289,7 +289,7 @@ def _refuse(gather, ranks, rows, own):
         shown = [table.get(name, ("", "nothing"))[1] for table in tables]
         if name in lists:
             name, shown = _first_difference(gather, name, lists[name])
-        found.append(f"{name}={_by_rank(ranks, shown)}")
+        found.append(f"{name}={by_rank(ranks, shown)}")
     rest = f" (and {len(differing) - _MOST_SHOWN} more)" if len(differing) > _MOST_SHOWN else ""
     raise InvalidArgumentError(
         "expected the same compressor configuration on every rank, at the same step, got "
@@ -322,14 +322,6 @@ def _first_difference(gather, name, lines):
     return f"{name}, number {place}", [
         part.decode(errors="replace") for part in gather(short(line).encode())
     ]
-
-
-def _by_rank(ranks, texts):
-    """Join texts with the ranks that have them, as in ``1024 on ranks 0, 2 and 512 on rank 1``."""
-    having: dict[str, list[int]] = {}
-    for rank, text in zip(ranks, texts):
-        having.setdefault(short(text), []).append(rank)
-    return " and ".join(f"{text} on {ranks_text(some)}" for text, some in having.items())
 
 
 def _ordinal(number):

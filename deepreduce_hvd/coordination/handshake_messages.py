@@ -8,6 +8,7 @@ import struct
 
 import numpy as np
 
+from deepreduce_hvd.coordination.peers import ranks_text
 from deepreduce_hvd.errors import CorruptPayloadError
 
 _FRAME = struct.Struct("<4sI")  # magic, length of the part that follows
@@ -95,3 +96,11 @@ def short(text):
     """Return text on one line, in printable ASCII characters, shortened if it is long."""
     text = " ".join(text.encode("ascii", "backslashreplace").decode().split())
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+
+
+def by_rank(ranks, texts):
+    """Join texts with the ranks that have them, as in ``1024 on ranks 0, 2 and 512 on rank 1``."""
+    having: dict[str, list[int]] = {}
+    for rank, text in zip(ranks, texts):
+        having.setdefault(short(text), []).append(rank)
+    return " and ".join(f"{text} on {ranks_text(some)}" for text, some in having.items())

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow.elastic as horovod_elastic
+import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from horovod.tensorflow.functions import broadcast_variables
@@ -21,6 +22,7 @@ from horovod.tensorflow.keras.elastic import KerasState as HorovodKerasState
 
 from deepreduce_hvd.adapters.base_adapter import BaseAdapter, ClosedAdapter
 from deepreduce_hvd.coordination.elastic import MemoryKeeper, save_together
+from deepreduce_hvd.coordination.handshake_messages import by_rank
 from deepreduce_hvd.errors import InvalidArgumentError
 
 # For type checkers, the mixin derives from the class that it is combined with at run time.
@@ -73,6 +75,7 @@ class _WithCompressor(_State):
     def sync(self) -> None:
         with _failures():
             self._keeper.sync()
+            self._expect_equal_numbers()
             saved = self._saved_model_state, self._saved_optimizer_state
             try:
                 broadcast_variables(_of_loss_scale(self.optimizer), root_rank=0)
@@ -83,6 +86,26 @@ class _WithCompressor(_State):
                 raise
             self._saved_scale = [tf.identity(one) for one in _of_loss_scale(self.optimizer)]
             self._keeper.adopt()
+
+    def _expect_equal_numbers(self) -> None:
+        """Raise InvalidArgumentError on all ranks if they have different numbers of variables.
+
+        The first ranks would otherwise wait forever for the others to broadcast more variables.
+        """
+        own = np.array([len(self.model.variables), len(self.optimizer.variables())], np.int64)
+        transport = self.compressor.adapter.transport
+        gathered = transport.wait(
+            transport.allgather(own.view(np.uint8), "deepreduce.elastic.variables")
+        )
+        numbers = np.frombuffer(bytes(gathered), np.int64).reshape(-1, len(own))
+        for what, column in zip(("model", "optimizer"), numbers.T):
+            if len(set(column)) > 1:
+                raise InvalidArgumentError(
+                    f"{type(self).__name__} sync: expected the same number of variables of the"
+                    f" {what} on all ranks, got {by_rank(transport.ranks, map(str, column))};"
+                    " create all of them before the state, with"
+                    " optimizer.build(model.trainable_variables) or by a step that is not reduced"
+                )
 
     def check_host_updates(self) -> None:
         self._raise_failure()

@@ -3,9 +3,12 @@
 Started by test_tensorflow_elastic.py under horovodrun.
 """
 
+import os
 import pathlib
 import signal
 import sys
+
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # its loss scale is not in the optimizer's variables
 
 import elastic_worker
 import horovod.tensorflow as hvd
@@ -33,7 +36,10 @@ SETTINGS = {
     "allgather": {"communicator": dr.Allgather()},
     "doubling": {"communicator": dr.RecursiveDoubling()},
     "auto": {"schedule": "auto"},
+    "loss scale": {},
 }
+#: steps after which a dynamic loss scale grows
+_GROWTH_STEPS = 10
 
 
 class Network:
@@ -63,6 +69,19 @@ def _step_with_a_table(named, compressor):
     return step
 
 
+def _scaled_step(named, compressor, optimizer):
+    """Return a training step of an optimizer with a loss scale."""
+
+    def step(images):
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(loss_of(named, images))
+        tape = hvd.DistributedGradientTape(tape, compression=compressor)
+        gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, variables(named)))
+        optimizer.apply_gradients(zip(gradients, variables(named)))
+
+    return step
+
+
 def main(directory, settings, kind):
     directory = pathlib.Path(directory)
     elastic_worker.announce(directory)
@@ -70,7 +89,15 @@ def main(directory, settings, kind):
     named = model(sizes=((48, 64), (64, elastic_worker.FEWEST_ELEMENTS)))
     # RandomK and QSGD depend on the step counter: a joining rank must get it
     codec = dr.Codec(dr.RandomK(0.05), dr.Rice(), dr.QSGD(bits=4))
-    if settings == SETTINGS["allgather"]:
+    optimizer = Optimizer()
+    if settings == SETTINGS["loss scale"]:
+        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(
+            tf.keras.optimizers.SGD(RATE), initial_scale=2.0, dynamic_growth_steps=_GROWTH_STEPS
+        )
+        optimizer.build(variables(named))  # a joining rank gets its variables
+        compressor = compressor_of(named, codec, loss_scale=lambda: optimizer.loss_scale)
+        reduced_step = tf.function(_scaled_step(named, compressor, optimizer))
+    elif settings == SETTINGS["allgather"]:
         table = tf.Variable(np.random.default_rng(1).standard_normal((400, 8), np.float32))
         named.append(("table", table))  # which new ranks do not know as one
         compressor = compressor_of(named, {"kernel*": codec, "bias*": codec}, **settings)
@@ -80,15 +107,18 @@ def main(directory, settings, kind):
         reduced_step = tf.function(make_step(named, compressor))
     reduced_step = dr.tensorflow.scheduled(compressor)(reduced_step)
     if kind == "stock":  # Horovod's own state, without the compressor
-        state = hvd.elastic.TensorFlowKerasState(Network(named), Optimizer(), step=0)
+        state = hvd.elastic.TensorFlowKerasState(Network(named), optimizer, step=0)
     else:
         state = tensorflow_elastic.TensorFlowKerasState(
-            Network(named), Optimizer(), compressor=compressor, step=0, committed=None
+            Network(named), optimizer, compressor=compressor, step=0, committed=None
         )
 
     def step(number):
         reduced_step(batch(number))
         assert_equal_everywhere(variables(named), f"step {number + 1}")
+        if settings == SETTINGS["loss scale"]:
+            assert_equal_everywhere([optimizer.loss_scale], f"scale of step {number + 1}")
+            assert optimizer.loss_scale > 1
         if "table" in dict(named):
             assert names_of(compressor.adapter.slots) == ["table"], f"step {number}"
 

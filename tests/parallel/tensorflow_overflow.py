@@ -14,7 +14,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 import tensorflow_loss_scale
-from scenario_runner import sample
+from scenario_runner import refused, sample
 from tensorflow_overflow_tools import (
     ONE,
     SHAPES,
@@ -279,6 +279,22 @@ def scenario_an_elastic_state_has_the_loss_scale(directory):
     assert found() == (32.0, 7)
     fixed = scaled(tf.keras.optimizers.SGD(0.01), dynamic=False, initial_scale=8.0)
     elastic.TensorFlowKerasState(network, fixed, compressor=compressor).sync()
+
+
+def scenario_an_elastic_state_expects_equal_numbers_of_variables(directory):
+    """The optimizer of a rank that joins may have no variables yet. Horovod would wait forever."""
+    network = tf.keras.Sequential([tf.keras.layers.Input((48,)), tf.keras.layers.Dense(40)])
+    optimizer = tf.keras.optimizers.SGD(0.01, momentum=0.9)
+    if hvd.rank() == 0:
+        optimizer.build(network.trainable_variables)
+    compressor = dr.Compressor(parameters=network.trainable_variables)
+    elastic = deepreduce_hvd.tensorflow.elastic
+    state = elastic.TensorFlowKerasState(network, optimizer, compressor=compressor)
+    found = r"got 3 on rank 0 and 1 on ranks? 1"
+    with refused(rf"same number of variables of the optimizer on all ranks, {found}.*build"):
+        state.sync()
+    optimizer.build(network.trainable_variables)
+    state.sync()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ pytestmark = [
         ("allgather", "after a commit"),
         ("doubling", "without a commit"),
         ("auto", "without a commit"),
+        ("loss scale", "after a commit"),
     ],
 )
 def test_ranks_come_and_go(tmp_path, settings, removal):
