@@ -52,7 +52,7 @@ class Job:
                 first_policies=_POLICIES, fingerprint=0, schedule="auto", number=0
             )
             scheduler = Scheduler(compressor, SimpleNamespace(seconds=None), None)
-            scheduler._figures, scheduler._profiled = _OneRank(), lambda slots: ["weight"]
+            scheduler.figures, scheduler._profiled = _OneRank(), lambda slots: ["weight"]
             scheduler._costs_since_warm_up = lambda slots: {}
             scheduler._layout_of = lambda plan: SimpleNamespace(plan=plan)
             scheduler._measure_and_plan = self._measuring(scheduler, own)

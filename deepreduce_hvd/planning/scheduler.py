@@ -84,6 +84,7 @@ class Scheduler:
 
     Attributes:
         layout: the layout for the next step.
+        figures: the :class:`~deepreduce_hvd.planning.figures.Figures` that ranks exchange.
         trials: the plans that were tried last.
     """
 
@@ -112,7 +113,7 @@ class Scheduler:
         self._measured = {}
         self._costs = self._curve = self._fitted = None
         self._totals = None  # those at the end of the warm-up
-        self._figures = Figures(self._compressor)
+        self.figures = Figures(self._compressor)
         self._different, self._differing = _DIFFERENT, 0
         self._waited = 0  # steps in which another compressor tried plans
         one_race.give_back(self)
@@ -185,8 +186,8 @@ class Scheduler:
 
     def _is_busy(self, transport):
         """Return whether another compressor tries plans, on any rank."""
-        self._figures.call_ranks(transport)
-        return self._figures.slowest(transport, [float(one_race.is_busy(self, self._since))]) != [
+        self.figures.call_ranks(transport)
+        return self.figures.slowest(transport, [float(one_race.is_busy(self, self._since))]) != [
             0.0
         ]
 
@@ -213,15 +214,15 @@ class Scheduler:
     def _measure_and_plan(self, transport, slots):
         """Measure the network, make plans, and begin the trials."""
         started = time.perf_counter()
-        self._figures.call_ranks(transport)
-        (seconds,) = self._figures.slowest(transport, [np.median(self._seconds)])
+        self.figures.call_ranks(transport)
+        (seconds,) = self.figures.slowest(transport, [np.median(self._seconds)])
         self._measured = {
-            **network_tables(self._figures, transport, list(elements_of(slots).values())),
-            "gather_overlap": gather_overlap(self._figures, transport),
+            **network_tables(self.figures, transport, list(elements_of(slots).values())),
+            "gather_overlap": gather_overlap(self.figures, transport),
             **self._measured_costs(slots),
         }
         own = self._current_profile(slots, transport.size)
-        profiles = self._figures.gathered(transport, own.to_json().encode())
+        profiles = self.figures.gathered(transport, own.to_json().encode())
         found = failure = None
         if transport.rank == 0:
             try:
@@ -237,16 +238,14 @@ class Scheduler:
                 found = json.dumps([self._fitted, plans]).encode()
             except Exception as error:  # tell the other ranks, or they would wait
                 found, failure = json.dumps(wire.describe(error)).encode(), error
-        content = json.loads(self._figures.of_first(transport, found).decode())
+        content = json.loads(self.figures.of_first(transport, found).decode())
         if isinstance(content, str):
             raise failure or PeerFailedError(f"schedule: rank {transport.ranks[0]}: {content}")
         self._fitted, plans = content
         self._measured.update(self._fitted)
         self._plans = [(rule, Plan.from_json(text)) for rule, text in plans]
         self._before = self.layout.plan
-        (self._planning_seconds,) = self._figures.slowest(
-            transport, [time.perf_counter() - started]
-        )
+        (self._planning_seconds,) = self.figures.slowest(transport, [time.perf_counter() - started])
         self._medians = {}  # number of a plan -> medians of the steps of its turns
         self.trials = []
         self._race = Race([plan.step_seconds for _, plan in self._plans])
@@ -263,10 +262,10 @@ class Scheduler:
     def _trial(self, transport, slots):
         if self._left > 0:
             return
-        self._figures.call_ranks(transport)
+        self.figures.call_ranks(transport)
         # without the longest one, which may contain an evaluation or a checkpoint
         timed = sorted(self._seconds[_UNTIMED:])
-        mean, median = self._figures.slowest(transport, [np.mean(timed[:-1]), np.median(timed)])
+        mean, median = self.figures.slowest(transport, [np.mean(timed[:-1]), np.median(timed)])
         self._medians.setdefault(self._race.current, []).append(median)
         self._race.turn_ends(mean)
         elements = elements_of(slots)
@@ -304,9 +303,9 @@ class Scheduler:
     def _watch(self, transport, slots):
         if self._left > 0:
             return
-        self._figures.call_ranks(transport)
+        self.figures.call_ranks(transport)
         busy = float(one_race.is_busy(self, self._since))
-        measured, busy = self._figures.slowest(transport, [np.median(self._seconds[1:]), busy])
+        measured, busy = self.figures.slowest(transport, [np.median(self._seconds[1:]), busy])
         self._until_rest_ends -= self._window
         if busy and self._waited < _MOST_WAITING:  # another one's trials change these steps
             self._waited += self._window

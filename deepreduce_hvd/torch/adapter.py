@@ -55,12 +55,12 @@ class Adapter(TorchAdapter):
         self.slots = make_slots(compressor, named, self.device_path.home)
         self._parameters = Parameters(self.slots)
         self._probes = Probes()
-        self._steps = OptimizerSteps(compressor, self._parameters, self.tables)
+        self._steps = OptimizerSteps(compressor, self._parameters, self.tables, self.layout)
         self.is_in_step = self._steps.any_in_progress
         self._unexchanged = Unexchanged(self._parameters, self.transport, self._steps)
         self._exchanges = Exchanges(compressor, self.device_path, self.times)
         # Ranks that step optimizers in other orders learn of a table one step earlier or later.
-        # When the next step of the job begins, all of them know the same ones.
+        # When a step of the job has ended, all of them know the same ones.
         self._tables_before = []
         # whether a result was returned since the last check for elastic training
         self._delivered = True
@@ -118,8 +118,6 @@ class Adapter(TorchAdapter):
             self._close(last)  # the next step may continue it, and be void if it is
         leads = self._steps.leads(owner)
         if leads:
-            if self._steps.take_ended():
-                self.scheduler.step_ends(self.transport, self.slots)
             self.times.begin(time.perf_counter())
             self.layout = self.scheduler.layout
             self._tables_before = super().known_tables()
@@ -226,7 +224,13 @@ class Adapter(TorchAdapter):
             return self._pass_on(tensor)
         started = time.perf_counter()
         slot, step, flight = pending.slot, pending.optimizer_step, pending.flight
-        step.delivering = True
+        if pending.has_changed():
+            self._warn_once("changed", changed_warning(slot))
+        if not step.delivering:
+            step.delivering = True
+            if self._steps.ended_before(step):
+                self._tables_before = super().known_tables()
+                self._steps.end_step_of_job(self.scheduler, self.transport, self.slots)
         if flight is None:
             result = self._dense_result(tensor, pending)
         else:
@@ -237,7 +241,7 @@ class Adapter(TorchAdapter):
             self.warn_of_tables()
             step.device_sums.send()
             if self._steps.ends_with(step):
-                self.scheduler.step_ends(self.transport, self.slots)
+                self._steps.end_step_of_job(self.scheduler, self.transport, self.slots)
         return result
 
     def _pass_on(self, tensor):
@@ -273,8 +277,6 @@ class Adapter(TorchAdapter):
     def _exchanged_result(self, tensor, pending):
         """Return the sum of a gradient that was compressed, after its exchange."""
         slot, step, flight = pending.slot, pending.optimizer_step, pending.flight
-        if pending.has_changed():
-            self._warn_once("changed", changed_warning(slot))
         # first the probe: in an exchange, ranks with other configurations could wait forever
         try:
             probe = tensor.tolist()
@@ -374,10 +376,10 @@ class Adapter(TorchAdapter):
         for name, slot in self.slots.items():
             slot.last_step = None
             slot.policy = self.compressor.policies[name]
-        self._steps.forget()
         self.times.forget()
         self.scheduler.restart()
         self.layout = self.scheduler.layout
+        self._steps.forget(self.layout)
         self._parameters.discards = None  # an elastic state restores what its gradients left
         self._delivered = True
 

@@ -4,6 +4,7 @@ import weakref
 
 from deepreduce_hvd.torch.accumulation import Accumulation, any_needs_new_gradients
 from deepreduce_hvd.torch.caller import DIRECT, is_step_after_synchronize
+from deepreduce_hvd.torch.layout_changes import LayoutChanges
 from deepreduce_hvd.torch.optimizer_buckets import Flight, OptimizerBuckets, SeparateBuckets
 from deepreduce_hvd.validation import expect_loss_scale
 
@@ -24,6 +25,7 @@ class OptimizerStep:
         void: whether some result has NaN or Inf.
         closed: whether the end of the step has been settled.
         leads: whether a step of the job begins with this one, see :meth:`OptimizerSteps.leads`.
+        owner: weak reference to its optimizer, or to :data:`DIRECT`.
         has_all: whether its optimizer has all parameters that are trained.
         exchanged: whether all exchanges of its gradients so far are done.
     """
@@ -39,6 +41,7 @@ class OptimizerStep:
         self.void = False
         self.closed = False
         self.leads = leads
+        self.owner = lambda: None
         self.has_all = False
         self.exchanged = False
         self._flights = {}  # number of a bucket -> Flight
@@ -145,9 +148,10 @@ class OptimizerSteps:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
         parameters: its :class:`~deepreduce_hvd.torch.parameters.Parameters`.
         tables: its :class:`~deepreduce_hvd.adapters.embedding_tables.EmbeddingTables`.
+        layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the first steps.
     """
 
-    def __init__(self, compressor, parameters, tables):
+    def __init__(self, compressor, parameters, tables, layout):
         self._compressor = compressor
         self._parameters = parameters
         self._tables = tables
@@ -157,17 +161,17 @@ class OptimizerSteps:
             if compressor.loss_scale is not None or any_needs_new_gradients(parameters)
             else None
         )
-        self.forget()
+        self.forget(layout)
 
-    def forget(self):
-        """Forget all steps."""
+    def forget(self, layout):
+        """Forget all steps; the next ones have this layout."""
         # optimizer -> its last OptimizerStep
         self._last: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self._stepping: weakref.WeakSet = (
-            weakref.WeakSet()
-        )  # optimizers with a step in the job's step
+        # optimizers of which a step has begun, or has results, in the job's step
+        self._stepping: weakref.WeakSet = weakref.WeakSet()
+        self._with_results: weakref.WeakSet = weakref.WeakSet()
         self._apart = SeparateBuckets(self._compressor.fingerprint)
-        self._has_ended = False
+        self._layouts = LayoutChanges(layout)
 
     def last_of(self, owner):
         """Return the last step of an optimizer, or of :data:`DIRECT`; None if there is none."""
@@ -236,19 +240,42 @@ class OptimizerSteps:
         """Return whether a step of the job ends with this complete step of an optimizer.
 
         Ranks wait for each other there. If the optimizer does not have all parameters that are
-        trained, the end is put off until the next step of the job begins, see :meth:`take_ended`.
-        Before that, another rank may wait for this rank's gradients of another optimizer. If this
-        rank has not used its parameters, Horovod passes their zeros only when that one steps.
+        trained, the end is put off, see :meth:`ended_before`. Before that, another rank may wait
+        for this rank's gradients of another optimizer. If this rank has not used its parameters,
+        Horovod passes their zeros only when that one steps.
         """
-        if not step.leads:
-            return False
-        self._has_ended = not step.has_all
-        return step.has_all
+        return step.leads and step.has_all
 
-    def take_ended(self):
-        """Return whether the end of a step of the job was put off; it is not any more."""
-        ended, self._has_ended = self._has_ended, False
+    def ended_before(self, step):
+        """Return whether a step of the job has ended before this step of an optimizer.
+
+        Called when the first result of the step is requested. All ranks request results in the same
+        order, or have made all gradients before, so none waits for a gradient of this rank then. In
+        backward, other ranks may wait for it.
+        """
+        owner = step.owner()
+        if step.has_all or owner is DIRECT or owner is None:
+            return False
+        ended = owner in self._with_results
+        if ended:
+            self._with_results.clear()
+        self._with_results.add(owner)
         return ended
+
+    def end_step_of_job(self, scheduler, transport, slots):
+        """End a step of the job. All ranks do so at the same step of an optimizer.
+
+        Args:
+            scheduler: the :class:`~deepreduce_hvd.planning.scheduler.Scheduler`, which may change
+                the layout of later steps.
+            transport: transport over the ranks.
+            slots: slots of all parameters, by name.
+        """
+        before = scheduler.layout
+        scheduler.step_ends(transport, slots)
+        if scheduler.layout is not before:
+            begun = scheduler.figures.slowest(transport, self._layouts.begun(slots))
+            self._layouts.change(scheduler.layout, slots, begun)
 
     def begin(self, owner, device_sums, layout, leads):
         """Begin a step of an optimizer, or of :data:`DIRECT`, and return it.
@@ -256,19 +283,20 @@ class OptimizerSteps:
         Args:
             owner: the optimizer, or :data:`DIRECT`.
             device_sums: the sums of this step on devices.
-            layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the step.
+            layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of gradients without an
+                optimizer.
             leads: what :meth:`leads` returned.
         """
         last = self._last.get(owner)
         buckets, has_all = self._apart, False
         if owner is not DIRECT:
             slots, has_all = self._slots_of(owner)
-            layout = self._tables.layout_of(layout, slots)
+            layout = self._tables.layout_of(self._layouts.begin(slots[0].name), slots)
             buckets = self._buckets_of(owner, slots, layout)
         step = self._last[owner] = OptimizerStep(
             buckets, layout, self._loss_scale(), device_sums, self._parameters.gradients_made, leads
         )
-        step.has_all = has_all
+        step.owner, step.has_all = weakref.ref(owner), has_all
         if last is not None and self._goes_on(last, step):
             # NaN or Inf is still there, and the optimizer skips the whole step
             step.continues, step.void = True, last.void

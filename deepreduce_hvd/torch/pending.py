@@ -34,10 +34,17 @@ class Pending:
         self.kept = kept
         self.flight = flight
         self._version = _version_of(gradient)
+        #: where the parameter has this gradient, or None if it has another one
+        self._address = None
+        if step.owned and (own := _address_of(slot.parameter.grad)) == _address_of(gradient):
+            self._address = own
 
     def has_changed(self):
-        """Return whether something has written to a compressed gradient since compress."""
-        return _version_of(self.gradient) != self._version
+        """Return whether the program has written to the gradient since compress, or replaced it."""
+        if _version_of(self.gradient) != self._version:
+            return True
+        now = None if self._address is None else _address_of(self.slot.parameter.grad)
+        return now is not None and now != self._address
 
     def memory_for_result(self, reduced):
         """Return the tensor for the sum.
@@ -55,6 +62,13 @@ def _version_of(tensor):
     PyTorch counts the writes to all views of a buffer together, so it is unknown for views.
     """
     return None if tensor.is_inference() or tensor._is_view() else tensor._version
+
+
+def _address_of(tensor):
+    """Return the address of a dense tensor's memory, or None."""
+    if tensor is None or tensor.layout != torch.strided:
+        return None
+    return tensor.data_ptr()
 
 
 def changed_warning(slot):

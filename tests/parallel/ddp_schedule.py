@@ -61,7 +61,7 @@ def train_with_equal_times(model, network, compressor, steps, seconds=lambda ste
         network.zero_grad()
         loss_of(model, step, dist.get_rank()).backward()
         plans.append("" if compressor.plan is None else compressor.plan.to_json())
-        calls.append(scheduler._figures.calls)
+        calls.append(scheduler.figures.calls)
         if step % 20 == 0:
             assert_equal_everywhere([(n, p.grad) for n, p in network.named_parameters()], step)
         with torch.no_grad():

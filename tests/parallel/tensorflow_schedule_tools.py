@@ -49,7 +49,7 @@ def plan_of(**ways):
 
 def numbers_of_scheduler(compressor):
     """Return the number of collectives of the scheduler so far."""
-    return compressor.adapter.auto.scheduler._figures.calls
+    return compressor.adapter.auto.scheduler.figures.calls
 
 
 def agreed(found):

@@ -4,6 +4,7 @@ from launch import scenario_tests
 
 reports, test_scenario = scenario_tests(
     "torch_schedule.py",
+    "torch_auto_optimizers.py",
     "torch_given_plans.py",
     "torch_planned_tables.py",
     "torch_profiles.py",

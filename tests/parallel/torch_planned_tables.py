@@ -10,7 +10,7 @@ import torch
 from scenario_runner import sample
 from table_programs import COLUMNS, ROWS, decided_at, used_rows
 from torch_tables import Model
-from torch_tools import assert_equal_everywhere, sum_over_ranks
+from torch_tools import assert_equal_everywhere, follow_layout, sum_over_ranks
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.adapters.embedding_tables import names_of
@@ -59,6 +59,7 @@ def scenario_plans_that_change_in_every_step_leave_tables_out(directory):
             scheduler.layout = (
                 layout.of_plan(*first, plan) if draw.random() < 0.8 else layout.of_settings(*first)
             )
+            follow_layout(compressor)
             planned = scheduler.layout.policies
             before, reference = _memory(compressor), copy.deepcopy(network)
             rows = [torch.from_numpy(one) for one in step[hvd.rank()]]

@@ -12,6 +12,7 @@ import horovod.torch as hvd
 import numpy as np
 import random_plans
 import torch
+import torch_auto_optimizers
 import torch_given_plans
 import torch_planned_tables
 import torch_profiles
@@ -23,6 +24,7 @@ from torch_tools import (
     assert_equal_everywhere,
     backward,
     distributed,
+    follow_layout,
     gradients,
     local_gradients,
     model,
@@ -55,6 +57,7 @@ def scenario_plans_that_change_in_every_step_lose_nothing(directory):
             compressor.adapter.scheduler.layout = layout.of_plan(
                 compressor.policies, compressor.fingerprint, plan
             )
+            follow_layout(compressor)
             for message in plan.messages:
                 if message.way == "fp16":
                     halved.update(dict.fromkeys(message.members, True))
@@ -110,6 +113,7 @@ def scenario_plans_that_change_while_gradients_of_others_are_in_flight(directory
                 compressor.fingerprint,
                 random_plans.random_plan(draw, [*weights], hvd.size(), repr(CODEC)),
             )
+            follow_layout(compressor)
             chosen = draw.randrange(2)
             left = under_way[chosen] or draw.sample(parts[chosen], 4)
             used, left = left[: draw.choice((2, 4))], left[2:]
@@ -199,7 +203,7 @@ def scenario_auto_starts_again_when_steps_change(directory):
         if times.seconds is not None:  # as if the network had become slower
             times.seconds = 1.0 if step <= DECIDED else 10.0
         optimizer.step()
-        calls = scheduler._figures.calls
+        calls = scheduler.figures.calls
         measured.append(calls)
     rounds = np.flatnonzero(np.diff(measured) > 20)
     expect(
@@ -227,7 +231,7 @@ def scenario_auto_starts_again_after_a_rest(directory):
         if times.seconds is not None:
             times.seconds = 1.0
         optimizer.step()
-        measured.append(scheduler._figures.calls)
+        measured.append(scheduler.figures.calls)
     rounds = np.flatnonzero(np.diff(measured) > 20)
     expect(len(rounds) > 1, "measured after steps", rounds)
     expect(all(one == measured for one in hvd.allgather_object(measured)), "ranks differ")
@@ -250,6 +254,7 @@ def scenario_void_steps_lose_nothing_after_parameters_went_dense(directory):
                 compressor.adapter.scheduler.layout = layout.of_plan(
                     compressor.policies, compressor.fingerprint, plan
                 )
+                follow_layout(compressor)
             scale = 2048.0 if step > 6 else 1024.0
             before = local_gradients(network, step)
             void = step in voids
@@ -286,6 +291,7 @@ def scenario_a_frozen_parameter_that_goes_dense_stays_as_it_is(directory):
                 compressor.fingerprint,
                 plan_of([Message(tuple(names[::-1]), "dense")]),
             )
+            follow_layout(compressor)
         if step == 6:
             expect(torch.equal(frozen, before), "a frozen parameter has changed")
             expect(bool(residuals(compressor, names[0]).any()), "the residual is gone")
@@ -341,42 +347,6 @@ def scenario_two_compressors_take_turns(directory):
         assert_equal_everywhere(network.named_parameters(), f"two compressors {number}")
 
 
-def scenario_auto_plans_for_all_optimizers_of_a_compressor(directory):
-    """A step of the job has one step of each optimizer, even if one of them compresses nothing."""
-    torch.manual_seed(0)
-    parts = torch.nn.ModuleDict(
-        {"one": torch.nn.Linear(40, 30), "small": torch.nn.Linear(30, 1), "two": model()}
-    )
-    compressor = dr.Compressor(
-        CODEC, parameters=parts.named_parameters(), schedule="auto", dense_below=50
-    )
-    optimizers = {
-        name: hvd.DistributedOptimizer(
-            torch.optim.SGD(part.parameters(), lr=1e-3),
-            named_parameters=[(f"{name}.{own}", p) for own, p in part.named_parameters()],
-            compression=compressor,
-        )
-        for name, part in parts.items()
-    }
-    for step in range(60):
-        parts["one"].zero_grad()
-        parts["small"].zero_grad()
-        inputs = torch.randn(4, 40, generator=torch.Generator().manual_seed(step + hvd.rank()))
-        hidden = parts["one"](inputs)
-        parts["small"](hidden.detach()).sum().backward()
-        optimizers["small"].step()
-        hidden.square().sum().backward()
-        optimizers["one"].step()
-        parts["two"].zero_grad()
-        backward(parts["two"], step)
-        optimizers["two"].step()
-    expect(compressor.plan is not None, "there is no plan")
-    planned = {name for message in compressor.plan.messages for name in message.members}
-    compressed = {name for name, policy in compressor.policies.items() if not policy.dense}
-    expect(planned == compressed, "planned", planned, "compressed", compressed)
-    assert_equal_everywhere(parts.named_parameters(), "several optimizers")
-
-
 def scenario_ranks_with_other_schedules_are_told(directory):
     network = model()
     schedule = "auto" if hvd.rank() else None
@@ -391,7 +361,13 @@ def scenario_ranks_with_other_schedules_are_told(directory):
 
 
 if __name__ == "__main__":
-    parts = torch_given_plans, torch_planned_tables, torch_profiles, torch_uncompressed
+    parts = (
+        torch_auto_optimizers,
+        torch_given_plans,
+        torch_planned_tables,
+        torch_profiles,
+        torch_uncompressed,
+    )
     run_reporting(
         {**globals(), **{k: v for part in parts for k, v in vars(part).items()}}, sys.argv[1]
     )

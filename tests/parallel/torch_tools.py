@@ -38,6 +38,13 @@ def distributed(
     ), compressor
 
 
+def follow_layout(compressor):
+    """Give later steps the layout that a test has set, as all ranks do between two steps."""
+    adapter = compressor.adapter
+    layouts = adapter._steps._layouts
+    layouts.change(adapter.scheduler.layout, adapter.slots, layouts.begun(adapter.slots))
+
+
 #: From three ranks on, Horovod's own sums of uncompressed gradients depend on which of them it
 #: happens to fuse. Sums of payloads do not.
 ALL_COMPRESSED = {"dense_below": 0}

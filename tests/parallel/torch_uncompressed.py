@@ -6,6 +6,7 @@ import horovod.torch as hvd
 import torch
 from torch_given_plans import CODEC, plan_of
 from torch_gradients_tools import expect
+from torch_tools import follow_layout
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.planning import layout
@@ -37,6 +38,7 @@ class GivenGradients:
         compressor.adapter.scheduler.layout = layout.of_plan(
             compressor.policies, compressor.fingerprint, plan_of([Message(("weight",), way)])
         )
+        follow_layout(compressor)
 
     def step(self, gradient):
         """Return the average of the gradients of all ranks."""
