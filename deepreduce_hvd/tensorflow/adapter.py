@@ -27,11 +27,13 @@ from deepreduce_hvd.tensorflow.graph import is_exported, refuse_xla
 from deepreduce_hvd.tensorflow.groups import GradientGroup, Pending
 from deepreduce_hvd.tensorflow.host import HostPath
 from deepreduce_hvd.tensorflow.ops import DTYPES
-from deepreduce_hvd.tensorflow.prepare import momentum_warning, note_reduction
+from deepreduce_hvd.tensorflow.optimizers_in_use import OptimizersInUse
+from deepreduce_hvd.tensorflow.prepare import note_reduction
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
 from deepreduce_hvd.tensorflow.slices import reduce_gradient
 from deepreduce_hvd.tensorflow.slot import Slot, reduced_dtype, sent_dtype
 from deepreduce_hvd.tensorflow.starting_values import StartingValues
+from deepreduce_hvd.tensorflow.unprepared import momentum_warning
 from deepreduce_hvd.tensorflow.variables import (
     Variables,
     View,
@@ -95,9 +97,10 @@ class Adapter(BaseAdapter):
             self.auto = AutoSchedule(self) if compressor.schedule == "auto" else None
         self._views = {}  # slots -> their View
         self._groups = {}  # messages to which gradients are added: policy, or None -> GradientGroup
-        self._momentum_warned = False
+        self.momentum_warned = False
         self._agreement = Agreement(self)
         self.starting_values = StartingValues(self)
+        self.optimizers = OptimizersInUse(self)
         self.watcher = watch(self)
 
     make_closed = ClosedTensorFlowAdapter
@@ -241,6 +244,7 @@ class Adapter(BaseAdapter):
         self._warn_of_momentum()
         with tf.device("CPU:0"):
             step = slot.steps_taken.read_value()  # before a way or an encoder increments it
+            begun = [*begun, *self.optimizers.look_for(slot, step)]
         if self.auto is not None and slot.choice is not None:
             return self.auto.begin(slot, tensor, begun, step, last_scale)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
@@ -293,10 +297,10 @@ class Adapter(BaseAdapter):
 
     def _warn_of_momentum(self):
         """Warn once of an optimizer that was not prepared; optimizers reduce in graphs only."""
-        if self._momentum_warned or tf.executing_eagerly():
+        if self.momentum_warned or tf.executing_eagerly():
             return
         if (message := momentum_warning(self.compressor)) is not None:
-            self._momentum_warned = True
+            self.momentum_warned = True
             warn(message)
 
     def _encode(self, slot, tensor, step):

@@ -14,15 +14,12 @@ import tensorflow as tf
 from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.adapters.embedding_tables import has_changed, uses_few, uses_most
 from deepreduce_hvd.planning.policies import rows_codec
-from deepreduce_hvd.stages.memories import NoMemory
-from deepreduce_hvd.tensorflow.graph import is_exported
+from deepreduce_hvd.stages.memories import NoMemory, Residual
+from deepreduce_hvd.tensorflow.graph import is_exported, is_from_slices
 from deepreduce_hvd.tensorflow.local_variables import local_variable, read, write
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
 from deepreduce_hvd.tensorflow.variables import is_accumulated
 from deepreduce_hvd.user_warnings import warn
-
-#: operators that may stand between slices and the gradient that Horovod reduces
-_ELEMENT_WISE = "Cast", "Identity", "Mul", "RealDiv", "Reshape"
 
 #: What is known about a variable: nothing yet; its first gradient, which does not tell; that it is
 #: another layer; that it is a table, whose residual may have to be sent; and that has been sent.
@@ -54,6 +51,8 @@ class TableState:
         self._is_shared = local_variable(False)
         self._known_as_shared = False
         self._numbers = CodecNumbers(rows_codec(), NoMemory()).last
+        self._numbers_of_slices = CodecNumbers(rows_codec(), Residual()).last
+        self._sends_slices = False
         #: whether the gradient that was traced or given last is made from slices in a graph; None
         #: before the first
         self.from_slices = None
@@ -98,7 +97,7 @@ class TableState:
         """Begin to trace, or to reduce, a gradient.
 
         Args:
-            from_slices: what :func:`is_from_slices` returned.
+            from_slices: what :func:`~deepreduce_hvd.tensorflow.graph.is_from_slices` returned.
             looks: whether the gradient is to be looked at in a graph.
         """
         self.from_slices, self._looks = from_slices, looks
@@ -111,6 +110,21 @@ class TableState:
             self._known_as_shared = True
             with tf.init_scope():
                 self._is_shared.assign(True)
+
+    def send_slices(self):
+        """Note that slices of its gradients are sent, which only tables have.
+
+        Returns:
+            The numbers of the codec "rows" with error feedback: what rounding leaves of a row is
+            sent when the row is used again.
+        """
+        self.share()
+        self.probes = False
+        self._sends_slices = True
+        with tf.init_scope():
+            if not self.is_table:
+                self.is_table = True
+        return self._numbers_of_slices
 
     def _is_open(self):
         """Return whether the gradient that is traced now, or given, may be that of a table."""
@@ -262,7 +276,11 @@ class TableState:
 
     def momentum(self, momentum, dtype):
         """Return the momentum of a variable in this step: 0 unless it is or may be a table."""
-        if is_exported() or not self._is_open():
+        if is_exported():
+            return 0.0
+        if self._sends_slices:
+            return tf.cast(momentum, dtype)
+        if not self._is_open():
             return 0.0
         state = self._state.read_value()
         keeps = state >= _TABLE_WITH_RESIDUAL
@@ -369,18 +387,3 @@ def _used_rows(gradient):
 
 def _constant(state):
     return tf.constant(state, tf.int64)
-
-
-def is_from_slices(gradient):
-    """Return whether a gradient, as Horovod passes it, is a tensor that a graph made from slices.
-
-    The graph that made it is looked at. A branch in which it is used has a placeholder for it, and
-    reading what placeholders stand for would keep tensors and graphs alive.
-    """
-    while hasattr(gradient, "op"):  # an eager tensor has none
-        made_by = gradient.op
-        if made_by.type not in _ELEMENT_WISE:
-            return made_by.type == "UnsortedSegmentSum"
-        # not a factor, which may be the first operand
-        gradient = max(made_by.inputs, key=lambda one: one.shape.rank or 0)
-    return False

@@ -1,4 +1,7 @@
-"""Inputs of operators: ranks, which may change after tracing, constants, and the time."""
+"""Inputs of operators: ranks, which may change after tracing, constants, and the time.
+
+Also where a gradient of a graph comes from.
+"""
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -6,6 +9,9 @@ from tensorflow.python.saved_model import save_context
 
 from deepreduce_hvd.coordination.launchers import is_elastic
 from deepreduce_hvd.errors import InvalidArgumentError
+
+#: operators that may stand between slices and the gradient that Horovod reduces
+_ELEMENT_WISE = "Cast", "Identity", "Mul", "RealDiv", "Reshape"
 
 
 def is_exported():
@@ -87,3 +93,18 @@ def refuse_xla():
             "compress: expected a function without XLA, got one with jit_compile=True; payload"
             " sizes are not known when XLA compiles"
         )
+
+
+def is_from_slices(gradient):
+    """Return whether a gradient, as Horovod passes it, is a tensor that a graph made from slices.
+
+    The graph that made it is looked at. A branch in which it is used has a placeholder for it, and
+    reading what placeholders stand for would keep tensors and graphs alive.
+    """
+    while hasattr(gradient, "op"):  # an eager tensor has none
+        made_by = gradient.op
+        if made_by.type not in _ELEMENT_WISE:
+            return made_by.type == "UnsortedSegmentSum"
+        # not a factor, which may be the first operand
+        gradient = max(made_by.inputs, key=lambda one: one.shape.rank or 0)
+    return False

@@ -1,21 +1,19 @@
 """Prepare a Keras optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
 
 import numbers
-import sys
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
 
-from deepreduce_hvd.coordination.frames import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import Preparation, momentum_in_use, undo, warning
+from deepreduce_hvd.preparation import Preparation, momentum_in_use, undo
 from deepreduce_hvd.tensorflow.graph import is_exported
 from deepreduce_hvd.tensorflow.local_variables import local_variable
 from deepreduce_hvd.user_warnings import warn
 
 #: optimizer -> the attribute that has its momentum, or None if its update has no momentum
-_KNOWN = {
+KNOWN = {
     "SGD": "momentum",
     "RMSprop": "momentum",
     "Adam": "beta_1",
@@ -176,7 +174,7 @@ class _Prepared(_Optimizer):
             " then this does not matter"
         )
         warn(
-            f"{_kind(self)} updates variables whose gradients did not reach the"
+            f"{kind_of(self)} updates variables whose gradients did not reach the"
             " compressor that it is prepared for: give hvd.DistributedOptimizer or"
             f" hvd.DistributedGradientTape compression=compressor{traced}"
         )
@@ -228,7 +226,7 @@ def momentum_of(optimizer):
     Return 0 if the optimizer has none or is not known, or if the value is not known while a graph
     is built, as that of a variable in a tf.compat.v1 graph.
     """
-    name = _KNOWN.get(_kind(optimizer))
+    name = KNOWN.get(kind_of(optimizer))
     if name is None:
         return 0.0
     # legacy optimizers have a variable, whose value can be read outside of the traced function only
@@ -244,67 +242,16 @@ def _called(setting):
     return setting() if callable(setting) else setting
 
 
-def _kind(optimizer):
+def kind_of(optimizer):
     """Return the name of the known Keras class that an optimizer is of, or None."""
     return next(
         (
             kind.__name__
             for kind in type(optimizer).__mro__
-            if kind.__name__ in _KNOWN and not issubclass(kind, _Prepared)
+            if kind.__name__ in KNOWN and not issubclass(kind, _Prepared)
         ),
         None,
     )
-
-
-def momentum_warning(compressor):
-    """Return a warning if a Keras optimizer that reduces now has momentum, else None.
-
-    Horovod passes only a tensor to ``compress``, so the optimizer is looked for among the callers.
-    Only Horovod's frames are read. Reading a frame's local variables keeps them alive until its
-    function returns, and the user's training loop does not return for long.
-    """
-    for frame in frames_of(sys._getframe(1)):
-        of_horovod = frame.f_globals.get("__name__", "").startswith("horovod.")
-        optimizer = frame.f_locals.get("self") if of_horovod else None
-        if "_allreduce_grads" in getattr(optimizer, "__dict__", ()):
-            delayed = _stepped_with_momentum(optimizer, compressor, frame.f_locals.get("vars"))
-            momentum = momentum_of(optimizer) if delayed else 0.0
-            if not momentum:
-                return None
-            kind = _kind(optimizer)
-            legacy = not hasattr(optimizer, "update_step")
-            known = "Adam" if kind == "Nadam" else kind  # see ``prepare``
-            return warning(
-                f"legacy.{kind}" if legacy else kind,
-                _KNOWN[kind],
-                momentum,
-                delayed[0].memory,
-                "before hvd.DistributedOptimizer",
-                f"tf.keras.optimizers.{known}(...)" if legacy or known != kind else "optimizer",
-            )
-    return None
-
-
-def _stepped_with_momentum(optimizer, compressor, reduced):
-    """Return the policies of delayed gradients for which an optimizer is not prepared.
-
-    Args:
-        optimizer: the optimizer. It may be prepared with another compressor, which may not have
-            these variables.
-        compressor: the compressor of the gradients.
-        reduced: list of the variables whose gradients are reduced now; None for all.
-    """
-    known = compressor.adapter.variables
-    prepared = optimizer.preparation.compresses if is_prepared(optimizer) else lambda _: False
-    delayed = []
-    for variable in known.by_name().values() if reduced is None else reduced:
-        slot = known.slot_of(variable)
-        policy = None if slot is None else compressor.policies[slot.label]
-        if policy is None or not policy.delays or prepared(variable):
-            continue
-        if slot.table is None or not slot.table.may_suit_momentum:
-            delayed.append(policy)
-    return delayed
 
 
 def _hint_on_clipping(optimizer, compressor):
@@ -319,15 +266,36 @@ def _hint_on_clipping(optimizer, compressor):
     )
 
 
+def _expect_one_compressor(optimizer, compressor):
+    """Raise InvalidArgumentError if a prepared optimizer has variables of another compressor."""
+    first = optimizer.preparation.compressor
+    if first.adapter is not optimizer.adapter:  # it was closed
+        return
+    known = compressor.adapter.variables
+    left = [
+        name
+        for name, variable in optimizer.adapter.variables.by_name().items()
+        if optimizer.adapter.slots[name].state and known.slot_of(variable) is None
+    ]
+    if left:
+        raise InvalidArgumentError(
+            "prepare: expected one compressor for all variables of the optimizer, got a second one"
+            f" without {left[0]} and {len(left) - 1} more; use one optimizer per compressor, or"
+            " call dr.prepare(optimizer, None) before"
+        )
+
+
 def prepare(optimizer, compressor):
     """Implement :func:`deepreduce_hvd.prepare` for a Keras optimizer."""
+    if compressor is not None and is_prepared(optimizer):
+        _expect_one_compressor(optimizer, compressor)
     undo(optimizer, is_prepared(optimizer), wrapped=hasattr(optimizer, "_allreduce_grads"))
     if compressor is None:
         return None
-    kind = _kind(optimizer)
+    kind = kind_of(optimizer)
     if kind is None or not hasattr(optimizer, "update_step"):
         raise InvalidArgumentError(
-            f"prepare: expected one of {', '.join(_KNOWN)} of tf.keras.optimizers, got"
+            f"prepare: expected one of {', '.join(KNOWN)} of tf.keras.optimizers, got"
             f" {type(optimizer).__module__}.{type(optimizer).__name__}; prepare the optimizer"
             " inside of a LossScaleOptimizer, and tf.keras.optimizers.Adam in place of"
             " tf.keras.optimizers.legacy.Adam"
@@ -337,7 +305,7 @@ def prepare(optimizer, compressor):
             "prepare: expected another optimizer than Nadam, whose bias correction depends on"
             " momentum and is shared by all variables; use Adam or AdamW"
         )
-    original, name = type(optimizer), _KNOWN[kind]
+    original, name = type(optimizer), KNOWN[kind]
     known = compressor.adapter.variables
 
     def policy_of(variable):

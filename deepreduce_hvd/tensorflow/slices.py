@@ -88,9 +88,6 @@ def _reduce_slices(adapter, slices, slot, variable, op):
     if slot.home is not None:
         slot.move_to_host()
     slot.dtype = slices.dtype
-    if slot.table is not None:
-        slot.table.share()
-        slot.table.probes = False
     adapter.note_reduction(slot, AVERAGE if op == hvd.Average else SUM)
     collectives = adapter.collectives
     with tf.device("CPU:0"), tf.control_dependencies(agreed):
@@ -98,12 +95,16 @@ def _reduce_slices(adapter, slices, slot, variable, op):
         last_scale = slot.scale_to_compare()
         position = position_of(adapter.compressor, slot, 0)  # the records have the step
         begun = adapter.void_steps.begin(slot, slices.values, last_scale)
+        begun += adapter.optimizers.look_for(slot, step)
+        if slot.table is None:
+            numbers = adapter.numbers[slot.policy].at(step)
+        else:
+            numbers = slot.table.send_slices()
         with tf.control_dependencies([step, *begun]):
             payload = checked(
                 operators.deepreduce_encode_slices, slices.values,
-                tf.cast(slices.indices, tf.int64), adapter.numbers[slot.policy].at(step),
-                position, [part.handle for part in slot.state], slot.records,
-                rows=slot.shape[0],
+                tf.cast(slices.indices, tf.int64), numbers, position,
+                [part.handle for part in slot.state], slot.records, rows=slot.shape[0],
             )  # fmt: skip
         name = collectives.name_for(slot)
         probe = collectives.probe(step, last_scale, reduced_dtype(slices.dtype))

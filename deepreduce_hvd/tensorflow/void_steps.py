@@ -122,16 +122,12 @@ class VoidSteps:
     def expect_scale(self, slot):
         """Raise InvalidArgumentError if a dynamic loss scale is in use that the memory ignores.
 
-        Only the LossScaleOptimizer of Keras 2 is detected: it is then among the callers.
+        Here the LossScaleOptimizer of Keras 2 is detected, if it is among the callers. All others
+        are found by :mod:`~deepreduce_hvd.tensorflow.optimizers_in_use`.
         """
         optimizer = _scaling_optimizer() if slot.state and not self.active else None
         if getattr(optimizer, "dynamic", False):
-            raise InvalidArgumentError(
-                f"Compressor loss_scale: expected the scale of Keras' {type(optimizer).__name__},"
-                f" got None; the optimizer scales the gradient of {slot.label}, and without its"
-                " scale the residual would be in units of earlier scales; give Compressor"
-                " loss_scale=lambda: model.optimizer.loss_scale"
-            )
+            raise missing_scale(optimizer, slot)
 
     def expect_together(self, slot, variables):
         """Raise InvalidArgumentError if an optimizer's step has gradients of several reductions.
@@ -298,6 +294,17 @@ class VoidSteps:
                 slot.has_begun = False
                 write(slot.compared_scale.variable, np.float64(0))
         self._tracing = self._together = None
+
+
+def missing_scale(optimizer, slot):
+    """Return the error about a LossScaleOptimizer whose scale the compressor does not know."""
+    name = "dynamic_scale" if hasattr(optimizer, "dynamic_scale") else "loss_scale"
+    return InvalidArgumentError(
+        f"Compressor loss_scale: expected the scale of Keras' {type(optimizer).__name__},"
+        f" got None; the optimizer scales the gradient of {slot.label}, and without its"
+        " scale the residual would be in units of earlier scales; give Compressor"
+        f" loss_scale=lambda: model.optimizer.{name}"
+    )
 
 
 def _scaling_optimizer():

@@ -15,6 +15,7 @@ from tensorflow_tools import (
     assert_equal_everywhere,
     batch,
     compressor_of,
+    loss_of,
     make_step,
     model,
     variables,
@@ -165,3 +166,77 @@ def scenario_models_of_keras_that_train_from_other_values_are_named(directory):
 
         texts = [text for text in texts_of_warnings(fit) if "other values" in text]
         assert len(texts) == (not callback and hvd.rank() == 0), texts
+
+
+def _trained_by_a_tape(optimizer, compressor, named, eager, scaled=False):
+    """Make three steps with a tape and a Keras optimizer."""
+
+    def step(images):
+        with tf.GradientTape() as tape:
+            loss = loss_of(named, images)
+            loss = optimizer.get_scaled_loss(loss) if scaled else loss
+        tape = hvd.DistributedGradientTape(tape, compression=compressor)
+        gradients = tape.gradient(loss, variables(named))
+        if scaled:
+            gradients = optimizer.get_unscaled_gradients(gradients)
+        optimizer.apply_gradients(zip(gradients, variables(named)))
+
+    step = step if eager else tf.function(step, autograph=False)
+    for number in range(3):
+        step(batch(number))
+
+
+def scenario_momentum_beside_a_tape_is_named(directory):
+    """The optimizer is not among the callers of compress."""
+    optimizers = tf.keras.optimizers
+    for eager in (False, True):
+        for make, named_momentum, prepares in (
+            (lambda: optimizers.SGD(0.01, momentum=0.9), "SGD has momentum 0.9", False),
+            (lambda: optimizers.Adam(0.01), "Adam has beta_1 0.9", False),
+            (lambda: optimizers.legacy.Adam(0.01), "legacy.Adam has beta_1 0.9", False),
+            (lambda: optimizers.SGD(0.01), None, False),
+            (lambda: optimizers.Adagrad(0.01), None, False),
+            (lambda: optimizers.SGD(0.01, momentum=0.9), None, True),
+        ):
+            named = model()
+            compressor, optimizer = compressor_of(named), make()
+            if prepares:
+                optimizer = dr.prepare(optimizer, compressor)
+            others = optimizers.SGD(0.01, momentum=0.9)  # of variables that are not compressed
+            others.build([tf.Variable(1.0)])
+            texts = texts_of_warnings(
+                lambda: _trained_by_a_tape(optimizer, compressor, named, eager)
+            )
+            found = [text for text in texts if "which costs accuracy" in text]
+            assert len(found) == (named_momentum is not None), (eager, named_momentum, texts)
+            assert all(named_momentum in text and "dr.prepare(" in text for text in found), found
+
+
+def scenario_a_loss_scale_beside_a_tape_is_needed(directory):
+    for eager in (False, True):
+        for prepares in (False, True):
+            named = model()
+            compressor = compressor_of(named)
+            inner = tf.keras.optimizers.Adagrad(0.01)
+            inner = dr.prepare(inner, compressor) if prepares else inner
+            optimizer = tf.keras.mixed_precision.LossScaleOptimizer(inner)
+            with refused("loss_scale: expected the scale of Keras' LossScaleOptimizer"):
+                _trained_by_a_tape(optimizer, compressor, named, eager, scaled=True)
+        named = model()
+        fixed = tf.keras.mixed_precision.LossScaleOptimizer(
+            tf.keras.optimizers.SGD(0.01), dynamic=False, initial_scale=8.0
+        )
+        _trained_by_a_tape(fixed, compressor_of(named), named, eager, scaled=True)
+
+
+def scenario_an_optimizer_of_two_compressors_is_refused(directory):
+    named = model()
+    first, second = compressor_of(named[:2]), compressor_of(named[2:])
+    optimizer = dr.prepare(tf.keras.optimizers.SGD(0.01, momentum=0.9), first)
+    with refused("one compressor for all variables of the optimizer, got a second one without ker"):
+        dr.prepare(optimizer, second)
+    dr.prepare(optimizer, compressor_of(named))  # it has all of them
+    dr.prepare(optimizer, None)
+    dr.prepare(optimizer, second)
+    second.close()
+    dr.prepare(optimizer, first)

@@ -1,5 +1,6 @@
 """Embedding tables: gradients of other dtypes, on other ways, and with NaN; momentum; exports."""
 
+import random
 import warnings
 
 import horovod.tensorflow as hvd
@@ -8,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from table_programs import COLUMNS, ROWS
 from tensorflow_tables import loss_of_rows, model
-from tensorflow_tools import assert_equal_everywhere
+from tensorflow_tools import assert_equal_everywhere, sum_over_ranks
 
 import deepreduce_hvd as dr
 import deepreduce_hvd.tensorflow
@@ -233,3 +234,36 @@ def scenario_sums_of_several_backward_passes(directory):
 def _residuals(compressor):
     parameters = compressor.state_dict()["parameters"]
     return {name: entry["memory"]["residual"] for name, entry in parameters.items()}
+
+
+def scenario_slices_are_those_of_a_table(directory):
+    """With the default, all used rows are sent with 4 bits per value, and what is left is kept."""
+    for seed in range(6):
+        draw = random.Random(seed)
+        own = np.random.default_rng(10 * seed + hvd.rank())
+        rows, columns = draw.choice(((50, 24), (2000, 3), (300, 16)))
+        table = tf.Variable(tf.zeros([rows, columns]), name="table")
+        compressor = dr.Compressor(parameters=[("table", table)])
+        optimizer = dr.prepare(tf.keras.optimizers.Adam(0.01), compressor)
+
+        def step(values, indices, table=table, compressor=compressor, optimizer=optimizer):
+            slices = tf.IndexedSlices(values, indices, tf.constant(table.shape.as_list()))
+            (reduced,) = dr.tensorflow.allreduce_gradients([slices], [table], compressor)
+            optimizer.apply_gradients([(reduced, table)])
+            return tf.convert_to_tensor(reduced)
+
+        step = step if draw.random() < 0.3 else tf.function(step, reduce_retracing=True)
+        given, arrived = np.zeros((rows, columns)), np.zeros((rows, columns))
+        for _ in range(6):
+            used = own.integers(rows, size=draw.choice((1, 5, 40)) if own.random() < 0.9 else 0)
+            values = own.standard_normal((used.size, columns)).astype(np.float32)
+            np.add.at(given, used, values)
+            arrived += step(tf.constant(values), tf.constant(used)).numpy()
+        assert names_of(compressor.adapter.slots) == ["table"]
+        slot = compressor.adapter.slots["table"]
+        assert float(slot.table.momentum(0.9, tf.float32)) == np.float32(0.9)
+        kept = compressor.state_dict()["parameters"]["table"]["memory"]["residual"]
+        total = sum_over_ranks(given) / hvd.size()
+        left = sum_over_ranks(kept.reshape(rows, columns)) / hvd.size()
+        assert np.abs(arrived + left - total).max() < 1e-5
+        assert np.square(left).sum() < 0.1 * np.square(total).sum()

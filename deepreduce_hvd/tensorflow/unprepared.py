@@ -1,0 +1,71 @@
+"""Warnings about Keras optimizers that :func:`deepreduce_hvd.prepare` has not prepared."""
+
+import sys
+
+from deepreduce_hvd.coordination.frames import frames_of
+from deepreduce_hvd.preparation import warning
+from deepreduce_hvd.tensorflow.prepare import KNOWN, is_prepared, kind_of, momentum_of
+
+
+def momentum_warning(compressor):
+    """Return a warning if a Keras optimizer that reduces now has momentum, else None.
+
+    Horovod passes only a tensor to ``compress``, so the optimizer is looked for among the callers.
+    Only Horovod's frames are read. Reading a frame's local variables keeps them alive until its
+    function returns, and the user's training loop does not return for long.
+    """
+    for frame in frames_of(sys._getframe(1)):
+        of_horovod = frame.f_globals.get("__name__", "").startswith("horovod.")
+        optimizer = frame.f_locals.get("self") if of_horovod else None
+        if "_allreduce_grads" in getattr(optimizer, "__dict__", ()):
+            reduced = frame.f_locals.get("vars")
+            return warning_about(optimizer, compressor, reduced, "before hvd.DistributedOptimizer")
+    return None
+
+
+def warning_about(optimizer, compressor, variables, when):
+    """Return a warning if a Keras optimizer has momentum for delayed gradients, else None.
+
+    Args:
+        optimizer: the optimizer.
+        compressor: the compressor of the gradients.
+        variables: list of the variables that it updates; None for all.
+        when: where to call prepare.
+    """
+    delayed = _stepped_with_momentum(optimizer, compressor, variables)
+    momentum = momentum_of(optimizer) if delayed else 0.0
+    if not momentum:
+        return None
+    kind = kind_of(optimizer)
+    legacy = not hasattr(optimizer, "update_step")
+    known = "Adam" if kind == "Nadam" else kind  # see ``prepare``
+    return warning(
+        f"legacy.{kind}" if legacy else kind,
+        KNOWN[kind],
+        momentum,
+        delayed[0].memory,
+        when,
+        f"tf.keras.optimizers.{known}(...)" if legacy or known != kind else "optimizer",
+    )
+
+
+def _stepped_with_momentum(optimizer, compressor, reduced):
+    """Return the policies of delayed gradients for which an optimizer is not prepared.
+
+    Args:
+        optimizer: the optimizer. It may be prepared with another compressor, which may not have
+            these variables.
+        compressor: the compressor of the gradients.
+        reduced: list of the variables whose gradients are reduced now; None for all.
+    """
+    known = compressor.adapter.variables
+    prepared = optimizer.preparation.compresses if is_prepared(optimizer) else lambda _: False
+    delayed = []
+    for variable in known.by_name().values() if reduced is None else reduced:
+        slot = known.slot_of(variable)
+        policy = None if slot is None else compressor.policies[slot.label]
+        if policy is None or not policy.delays or prepared(variable):
+            continue
+        if slot.table is None or not slot.table.may_suit_momentum:
+            delayed.append(policy)
+    return delayed
