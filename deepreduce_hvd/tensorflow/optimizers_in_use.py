@@ -86,8 +86,15 @@ def _optimizers():
             kind = getattr(place, "Optimizer", None)
             if isinstance(kind, type):
                 kinds.append(kind)
-    # the type itself, because proxies have another __class__, and may fail
-    return [one for one in gc.get_objects() if issubclass(type(one), tuple(kinds))]
+    is_one: dict[type, bool] = {}  # asking each object would take a second
+    found = []
+    for one in gc.get_objects():
+        kind = type(one)  # proxies have another __class__, and may fail
+        if kind not in is_one:
+            is_one[kind] = issubclass(kind, tuple(kinds))
+        if is_one[kind]:
+            found.append(one)
+    return found
 
 
 def _updates(optimizer, variable):

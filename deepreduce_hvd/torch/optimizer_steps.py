@@ -291,7 +291,8 @@ class OptimizerSteps:
         buckets, has_all = self._apart, False
         if owner is not DIRECT:
             slots, has_all = self._slots_of(owner)
-            layout = self._tables.layout_of(self._layouts.begin(slots[0].name), slots)
+            first = slots[0].name if slots else ""
+            layout = self._tables.layout_of(self._layouts.begin(first), slots)
             buckets = self._buckets_of(owner, slots, layout)
         step = self._last[owner] = OptimizerStep(
             buckets, layout, self._loss_scale(), device_sums, self._parameters.gradients_made, leads
