@@ -9,7 +9,8 @@ import sys
 
 import tensorflow as tf
 
-from deepreduce_hvd.tensorflow.unprepared import warning_about
+from deepreduce_hvd.tensorflow.graph import is_exported
+from deepreduce_hvd.tensorflow.unprepared import optimizer_that_reduces, warning_about
 from deepreduce_hvd.tensorflow.void_steps import missing_scale
 from deepreduce_hvd.user_warnings import warn
 
@@ -40,6 +41,8 @@ class OptimizersInUse:
             List of tensors that must be computed before the memory is used.
         """
         if self._done or not slot.state or not tf.compat.v1.executing_eagerly_outside_functions():
+            return []
+        if is_exported() or optimizer_that_reduces()[0] is not None:  # that one is known
             return []
         if self._slot is None:
             with tf.init_scope():

@@ -14,13 +14,23 @@ def momentum_warning(compressor):
     Only Horovod's frames are read. Reading a frame's local variables keeps them alive until its
     function returns, and the user's training loop does not return for long.
     """
+    optimizer, reduced = optimizer_that_reduces()
+    if optimizer is None:
+        return None
+    return warning_about(optimizer, compressor, reduced, "before hvd.DistributedOptimizer")
+
+
+def optimizer_that_reduces():
+    """Return Horovod's Keras optimizer among the callers, and the variables that it reduces now.
+
+    Return None, None if there is none, as with a tape.
+    """
     for frame in frames_of(sys._getframe(1)):
         of_horovod = frame.f_globals.get("__name__", "").startswith("horovod.")
         optimizer = frame.f_locals.get("self") if of_horovod else None
         if "_allreduce_grads" in getattr(optimizer, "__dict__", ()):
-            reduced = frame.f_locals.get("vars")
-            return warning_about(optimizer, compressor, reduced, "before hvd.DistributedOptimizer")
-    return None
+            return optimizer, frame.f_locals.get("vars")
+    return None, None
 
 
 def warning_about(optimizer, compressor, variables, when):

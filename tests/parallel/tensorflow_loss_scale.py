@@ -366,26 +366,6 @@ def scenario_keras_3_with_a_loss_scale_optimizer(directory):
     np.testing.assert_allclose(scaled, plain, rtol=1e-5, atol=1e-7)
 
 
-def operations_of(graph):
-    """Return the types of the operations in a graph and its functions."""
-    definition = graph.as_graph_def()
-    nodes = [
-        *definition.node,
-        *(node for function in definition.library.function for node in function.node_def),
-    ]
-    return {node.op for node in nodes}
-
-
-def scenario_without_loss_scaling_nothing_is_added(directory):
-    found = {}
-    for name, options in (("without", {}), ("with", ONE)):
-        network = made()
-        step = make_step(network, compressor_of(network, **options))
-        found[name] = operations_of(step.get_concrete_function(coefficients(0, network)).graph)
-    assert not {"IsFinite", "PyFunc", "EagerPyFunc"} & found["without"], found["without"]
-    assert {"IsFinite", "PyFunc"} <= found["with"], found["with"]
-
-
 def scenario_a_loss_scale_that_is_none(directory):
     for scale in (0.0, -1.0, float("nan"), float("inf")):
         network = made()

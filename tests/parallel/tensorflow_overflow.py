@@ -252,6 +252,30 @@ def scenario_slices(directory):
     assert all(np.isfinite(one.numpy()).all() for one in dense)
 
 
+def operations_of(graph):
+    """Return the types of the operations in a graph and its functions."""
+    definition = graph.as_graph_def()
+    nodes = [
+        *definition.node,
+        *(node for function in definition.library.function for node in function.node_def),
+    ]
+    return {node.op for node in nodes}
+
+
+def scenario_without_loss_scaling_nothing_is_added(directory):
+    found = {}
+    for name, options in (("without", {}), ("with", ONE)):
+        network = made()
+        compressor = compressor_of(network, **options)
+        first = make_step(network, compressor)
+        for number in range(2):  # optimizers are looked for in the second step
+            first(coefficients(number, network))
+        step = make_step(network, compressor)
+        found[name] = operations_of(step.get_concrete_function(coefficients(0, network)).graph)
+    assert not {"IsFinite", "PyFunc", "EagerPyFunc"} & found["without"], found["without"]
+    assert {"IsFinite", "PyFunc"} <= found["with"], found["with"]
+
+
 def scenario_an_elastic_state_has_the_loss_scale(directory):
     """It synchronizes, saves and restores what Keras' optimizer leaves out of its variables."""
     network = tf.keras.Sequential([tf.keras.layers.Input((48,)), tf.keras.layers.Dense(40)])
