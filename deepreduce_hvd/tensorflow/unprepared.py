@@ -2,6 +2,8 @@
 
 import sys
 
+import tensorflow as tf
+
 from deepreduce_hvd.coordination.frames import frames_of
 from deepreduce_hvd.preparation import warning
 from deepreduce_hvd.tensorflow.prepare import KNOWN, is_prepared, kind_of, momentum_of
@@ -28,7 +30,8 @@ def optimizer_that_reduces():
     for frame in frames_of(sys._getframe(1)):
         of_horovod = frame.f_globals.get("__name__", "").startswith("horovod.")
         optimizer = frame.f_locals.get("self") if of_horovod else None
-        if "_allreduce_grads" in getattr(optimizer, "__dict__", ()):
+        is_tape = isinstance(optimizer, tf.GradientTape)
+        if not is_tape and "_allreduce_grads" in getattr(optimizer, "__dict__", ()):
             return optimizer, frame.f_locals.get("vars")
     return None, None
 
