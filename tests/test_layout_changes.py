@@ -4,9 +4,7 @@ import random
 
 import pytest
 
-pytest.importorskip("torch")
-
-from deepreduce_hvd.torch.layout_changes import LayoutChanges
+from deepreduce_hvd.planning.layout_changes import LayoutChanges
 
 
 @pytest.mark.parametrize("seed", range(100))

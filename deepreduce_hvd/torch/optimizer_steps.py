@@ -2,9 +2,9 @@
 
 import weakref
 
+from deepreduce_hvd.planning.layout_changes import LayoutChanges
 from deepreduce_hvd.torch.accumulation import Accumulation, any_needs_new_gradients
 from deepreduce_hvd.torch.caller import DIRECT, is_step_after_synchronize
-from deepreduce_hvd.torch.layout_changes import LayoutChanges
 from deepreduce_hvd.torch.optimizer_buckets import Flight, OptimizerBuckets, SeparateBuckets
 from deepreduce_hvd.validation import expect_loss_scale
 
