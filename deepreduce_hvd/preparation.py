@@ -26,6 +26,20 @@ def undo(optimizer, prepared, wrapped):
         optimizer.__class__ = optimizer.original_class
 
 
+def expect_one_compressor(left):
+    """Raise InvalidArgumentError if a prepared optimizer gets a second compressor.
+
+    Args:
+        left: names of the parameters that have a memory in the first one, and are not in the other.
+    """
+    if left:
+        raise InvalidArgumentError(
+            "prepare: expected one compressor for all parameters of the optimizer, got a second"
+            f" one without {left[0]} and {len(left) - 1} more; use one optimizer per compressor, or"
+            " call dr.prepare(optimizer, None) before"
+        )
+
+
 def warning(optimizer, name, momentum, memory, when, prepared="optimizer", instead=None):
     """Return the warning for an optimizer with momentum that was not prepared.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import tensorflow as tf
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import Preparation, momentum_in_use, undo
+from deepreduce_hvd.preparation import Preparation, expect_one_compressor, momentum_in_use, undo
 from deepreduce_hvd.tensorflow.graph import is_exported
 from deepreduce_hvd.tensorflow.local_variables import local_variable
 from deepreduce_hvd.user_warnings import warn
@@ -266,29 +266,23 @@ def _hint_on_clipping(optimizer, compressor):
     )
 
 
-def _expect_one_compressor(optimizer, compressor):
-    """Raise InvalidArgumentError if a prepared optimizer has variables of another compressor."""
+def _left_out(optimizer, compressor):
+    """Return the names of variables of a prepared optimizer that another compressor lacks."""
     first = optimizer.preparation.compressor
     if first.adapter is not optimizer.adapter:  # it was closed
-        return
+        return []
     known = compressor.adapter.variables
-    left = [
+    return [
         name
         for name, variable in optimizer.adapter.variables.by_name().items()
         if optimizer.adapter.slots[name].state and known.slot_of(variable) is None
     ]
-    if left:
-        raise InvalidArgumentError(
-            "prepare: expected one compressor for all variables of the optimizer, got a second one"
-            f" without {left[0]} and {len(left) - 1} more; use one optimizer per compressor, or"
-            " call dr.prepare(optimizer, None) before"
-        )
 
 
 def prepare(optimizer, compressor):
     """Implement :func:`deepreduce_hvd.prepare` for a Keras optimizer."""
     if compressor is not None and is_prepared(optimizer):
-        _expect_one_compressor(optimizer, compressor)
+        expect_one_compressor(_left_out(optimizer, compressor))
     undo(optimizer, is_prepared(optimizer), wrapped=hasattr(optimizer, "_allreduce_grads"))
     if compressor is None:
         return None

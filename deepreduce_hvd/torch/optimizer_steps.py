@@ -25,7 +25,6 @@ class OptimizerStep:
         void: whether some result has NaN or Inf.
         closed: whether the end of the step has been settled.
         leads: whether a step of the job begins with this one, see :meth:`OptimizerSteps.leads`.
-        owner: weak reference to its optimizer, or to :data:`DIRECT`.
         has_all: whether its optimizer has all parameters that are trained.
         exchanged: whether all exchanges of its gradients so far are done.
     """
@@ -41,7 +40,6 @@ class OptimizerStep:
         self.void = False
         self.closed = False
         self.leads = leads
-        self.owner = lambda: None
         self.has_all = False
         self.exchanged = False
         self._flights = {}  # number of a bucket -> Flight
@@ -253,8 +251,8 @@ class OptimizerSteps:
         order, or have made all gradients before, so none waits for a gradient of this rank then. In
         backward, other ranks may wait for it.
         """
-        owner = step.owner()
-        if step.has_all or owner is DIRECT or owner is None:
+        owner = next((one for one, last in self._last.items() if last is step), DIRECT)
+        if step.has_all or owner is DIRECT:
             return False
         ended = owner in self._with_results
         if ended:
@@ -291,13 +289,12 @@ class OptimizerSteps:
         buckets, has_all = self._apart, False
         if owner is not DIRECT:
             slots, has_all = self._slots_of(owner)
-            first = slots[0].name if slots else ""
-            layout = self._tables.layout_of(self._layouts.begin(first), slots)
+            layout = self._tables.layout_of(self._layouts.begin(slots[0].name), slots)
             buckets = self._buckets_of(owner, slots, layout)
         step = self._last[owner] = OptimizerStep(
             buckets, layout, self._loss_scale(), device_sums, self._parameters.gradients_made, leads
         )
-        step.owner, step.has_all = weakref.ref(owner), has_all
+        step.has_all = has_all
         if last is not None and self._goes_on(last, step):
             # NaN or Inf is still there, and the optimizer skips the whole step
             step.continues, step.void = True, last.void

@@ -34,7 +34,7 @@ class Pending:
         self.kept = kept
         self.flight = flight
         self._version = _version_of(gradient)
-        #: where the parameter has this gradient, or None if it has another one
+        #: address of the gradient if it is the parameter's ``.grad``, otherwise None
         self._address = None
         if step.owned and (own := _address_of(slot.parameter.grad)) == _address_of(gradient):
             self._address = own

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import Preparation, momentum_in_use, undo, warning
+from deepreduce_hvd.preparation import (
+    Preparation,
+    expect_one_compressor,
+    momentum_in_use,
+    undo,
+    warning,
+)
 from deepreduce_hvd.torch.optimizer_kinds import (
     USE_ANOTHER,
     is_wrapped,
@@ -280,11 +286,7 @@ def _expect_own_parameters(optimizer, compressor):
         for parameter, slot in optimizer.slots.items()
         if parameter in stepped - known and slot.state  # a closed compressor has no memories
     ]
-    if left:
-        raise InvalidArgumentError(
-            "prepare: expected one compressor for all parameters of the optimizer, got a second"
-            f" one without {left[0]} and {len(left) - 1} more; use one optimizer per compressor"
-        )
+    expect_one_compressor(left)
 
 
 def prepare(optimizer, compressor):

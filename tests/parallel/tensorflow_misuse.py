@@ -233,7 +233,7 @@ def scenario_an_optimizer_of_two_compressors_is_refused(directory):
     named = model()
     first, second = compressor_of(named[:2]), compressor_of(named[2:])
     optimizer = dr.prepare(tf.keras.optimizers.SGD(0.01, momentum=0.9), first)
-    with refused("one compressor for all variables of the optimizer, got a second one without ker"):
+    with refused("one compressor for all parameters of the optimizer, got a second one without k"):
         dr.prepare(optimizer, second)
     dr.prepare(optimizer, compressor_of(named))  # it has all of them
     dr.prepare(optimizer, None)

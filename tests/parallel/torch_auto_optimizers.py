@@ -67,12 +67,12 @@ def scenario_auto_with_parameters_that_some_ranks_do_not_use(directory):
         )
         named = list(network.named_parameters())
         compressor = dr.Compressor(CODEC, parameters=named, schedule="auto", dense_below=50)
-        whole = draw.random() < 0.3  # one of the optimizers does not have the compressor
+        one_without = draw.random() < 0.3  # the first optimizer does not have the compressor
         optimizers = [
             hvd.DistributedOptimizer(
                 torch.optim.SGD(part.parameters(), lr=1e-3),
                 named_parameters=[(f"{n}.{name}", p) for name, p in part.named_parameters()],
-                compression=hvd.Compression.none if whole and n == 0 else compressor,
+                compression=hvd.Compression.none if one_without and n == 0 else compressor,
             )
             for n, part in enumerate(network)
         ]
