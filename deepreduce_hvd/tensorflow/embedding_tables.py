@@ -274,19 +274,20 @@ class TableState:
         """Whether momentum may suit the variable, as far as tracing tells."""
         return self._on_host and self.from_slices in (None, True)
 
-    def momentum(self, momentum, dtype):
-        """Return the momentum of a variable in this step: 0 unless it is or may be a table."""
+    def keeps_momentum(self):
+        """Return whether momentum suits the variable in this step, as a bool or a tensor.
+
+        It does if the variable is a table, or if the next gradient may show that it is one.
+        """
         if is_exported():
-            return 0.0
+            return False
         if self._sends_slices:
-            return tf.cast(momentum, dtype)
+            return True
         if not self._is_open():
-            return 0.0
+            return False
         state = self._state.read_value()
         keeps = state >= _TABLE_WITH_RESIDUAL
-        if self.from_slices:
-            keeps |= state <= _WAITING
-        return tf.cast(keeps, dtype) * tf.cast(momentum, dtype)
+        return keeps | (state <= _WAITING) if self._looks else keeps
 
 
 class EmbeddingTables:

@@ -85,21 +85,32 @@ class _Prepared(_Optimizer):
         )
 
     def _update(self, slot, gradient, variable, *learning_rate):
-        """Update a variable whose gradients are delayed."""
-        setting = getattr(self, self.momentum_name)
+        """Update a variable whose gradients are delayed, unless it is an embedding table."""
         momentum = self._momentum()
+
+        def update():
+            return super(_Prepared, self).update_step(gradient, variable, *learning_rate)
+
+        def update_without_momentum():
+            return self._update_without_momentum(momentum, slot, gradient, variable, *learning_rate)
+
         if not tf.is_tensor(momentum) and not momentum:
-            return super().update_step(gradient, variable, *learning_rate)
-        factor, remaining = 1.0, 0.0
-        if self.momentum_name == "beta_1" and slot.table is not None:
-            # nothing of an embedding table is delayed
-            remaining = slot.table.momentum(momentum, variable.dtype)
+            return update()
+        # nothing of an embedding table is delayed
+        keeps = slot.table is not None and slot.table.keeps_momentum()
+        if isinstance(keeps, bool):
+            return update() if keeps else update_without_momentum()
+        return tf.cond(keeps, update, update_without_momentum)
+
+    def _update_without_momentum(self, momentum, slot, gradient, variable, *learning_rate):
+        """Update a variable with a momentum of 0 instead of ``momentum``."""
+        setting, factor = getattr(self, self.momentum_name), 1.0
         if self.momentum_name == "momentum":
             own = momentum_in_use(self.adapter, slot, self.preparation.policy_of(variable).memory)
             factor = self._factor(own, momentum)
         if not learning_rate:
             self._factors[id(self)] = factor
-        setattr(self, self.momentum_name, remaining)
+        setattr(self, self.momentum_name, 0.0)
         try:
             return super().update_step(
                 gradient, variable, *(rate * factor for rate in learning_rate)

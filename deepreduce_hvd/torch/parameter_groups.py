@@ -6,11 +6,10 @@ import torch
 def suits_tables(group):
     """Return whether embedding tables of a group keep their momentum.
 
-    Ranks load and broadcast the state of an optimizer, perhaps before they know the tables. SGD and
-    RMSprop have other entries in their state with momentum. Adam, AdamW, Adamax and RAdam have the
-    same ones. NAdam has the product of all momenta.
+    Ranks load and broadcast the state of an optimizer, perhaps before they know the tables. That of
+    NAdam has the product of all momenta, which would be another one for tables.
     """
-    return "betas" in group and "momentum_decay" not in group
+    return "momentum_decay" not in group
 
 
 def factors_of_group(preparation, own, group):

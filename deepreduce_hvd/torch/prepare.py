@@ -52,6 +52,8 @@ class _Prepared(_Optimizer):
     original_class: type[torch.optim.Optimizer]
     #: whether Horovod may broadcast the state
     keeps_a_state: bool
+    #: parameters that are stepped without momentum, and whose momentum in the state is zero
+    with_zero_momentum: ClassVar[set[torch.Tensor]]
 
     # torch.compile would keep the groups of the first step
     @torch._disable_dynamo
@@ -68,14 +70,25 @@ class _Prepared(_Optimizer):
             without_hooks(self.original_class.step)(self)
         finally:
             self.param_groups = groups
-        if isinstance(self, torch.optim.RMSprop):
-            for parameter in self._stepped_without_momentum():
-                state = self.state.get(parameter)
-                if state and "momentum_buffer" not in state:
-                    # RMSprop expects it if the run goes on without prepare
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
+        self._keep_zeros()
         self._keep_a_state()
         return loss
+
+    def _keep_zeros(self):
+        """Keep zeros as the momentum of parameters that are stepped without one.
+
+        RMSprop expects a momentum of each parameter if the run goes on without prepare. With SGD,
+        those of embedding tables are in the state. Which parameters are tables may be known on some
+        ranks only, so all that may be tables have an entry, see :meth:`drop_momenta`.
+        """
+        if not isinstance(self, (torch.optim.SGD, torch.optim.RMSprop)):
+            return
+        for parameter in self._stepped_without_momentum():
+            if parameter.grad is None or parameter in self.with_zero_momentum:
+                continue
+            if isinstance(self, torch.optim.RMSprop) or self._is_candidate(parameter):
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            self.with_zero_momentum.add(parameter)
 
     def _keep_a_state(self):
         """Keep an entry in the state of SGD if all of its momenta are dropped.
@@ -96,15 +109,30 @@ class _Prepared(_Optimizer):
         """Drop the momenta of SGD that are not used, as if this optimizer had made all steps.
 
         hvd.broadcast_optimizer_state expects the same state on all ranks, and only rank 0 may load
-        one, before or after it prepares the optimizer.
+        one, before or after it prepares the optimizer. So parameters that may be embedding tables
+        get a momentum of zeros if they have none.
         """
+        self.with_zero_momentum.clear()
         if not isinstance(self, torch.optim.SGD):
             return
         for parameter in self._stepped_without_momentum():
+            if self._is_candidate(parameter):
+                continue
             state = self.state.get(parameter, {})
             state.pop("momentum_buffer", None)
             if not state:
                 self.state.pop(parameter, None)
+        for group in self.param_groups if self.state else ():
+            for parameter in group["params"] if momentum_of(group) else ():
+                if parameter.requires_grad and self._is_candidate(parameter):
+                    state = self.state[parameter]
+                    if state.get("momentum_buffer") is None:
+                        state["momentum_buffer"] = torch.zeros_like(parameter)
+
+    def _is_candidate(self, parameter):
+        """Return whether a parameter may be an embedding table, the same on all ranks."""
+        slot = self.slots.get(parameter)
+        return slot is not None and slot.name in self.preparation.compressor.table_candidates
 
     def __reduce_ex__(self, protocol):
         """Refuse to pickle: the class is made at run time, and parameters in a file are copies."""
@@ -160,7 +188,7 @@ class _Prepared(_Optimizer):
         if not self.preparation.compresses(parameter):
             return False
         slot = self._slot_of(parameter)
-        if suits_tables(group) and self._is_or_may_be_table(slot):
+        if suits_tables(group) and self._is_or_may_be_table(parameter, slot):
             return False
         if slot.steps != slot.untimed_steps:
             return slot.uncompressed_path != "sparse"
@@ -174,18 +202,18 @@ class _Prepared(_Optimizer):
         slot = self.slots[parameter]
         return slot.successor or slot
 
-    def _is_or_may_be_table(self, slot):
+    def _is_or_may_be_table(self, parameter, slot):
         """Return whether a parameter is an embedding table, or this is not known yet.
 
         It is not known as long as all gradients were zero, or only one was not. A job that
-        exchanges none never knows. A first step with momentum is the same as one without: Adam's
-        bias correction makes up for the factor of the gradient.
+        exchanges none never knows. Then a parameter has momentum: the next step may show that it is
+        a table. For Adam, a first step with momentum is the same as one without: its bias
+        correction makes up for the factor of the gradient.
         """
         if slot.is_table is not None:
             return slot.is_table
-        compressor = self.preparation.compressor
-        may_be = slot.name in compressor.table_candidates
-        return may_be and not compressor.adapter.sends_nothing(slot)
+        adapter = self.preparation.compressor.adapter
+        return self._is_candidate(parameter) and not adapter.sends_nothing(slot)
 
     def _split(self, group):
         """Return the groups to step in place of ``group``: those that change, and the rest."""
@@ -355,6 +383,7 @@ def _prepared_class(original, preparation, slots, keeps_a_state):
             "slots": slots,
             "original_class": original,
             "keeps_a_state": keeps_a_state,
+            "with_zero_momentum": set(),
             "step": step,
             "__module__": original.__module__,
         },

@@ -130,26 +130,26 @@ def scenario_tables_get_the_codec_rows(directory):
     assert found > 20 and late == {True, False}, (found, late)
 
 
-def scenario_tables_keep_the_beta_of_a_prepared_optimizer(directory):
-    """They are found before the first update. All other variables have no momentum."""
-    for half, kind, beta, dtype in (
-        (False, "Adam", 0.9, tf.float32),
-        (True, "Adam", 0.9, tf.float64),
-        (True, "AdamW", 0.8, tf.float32),
-        (False, "Adamax", 0.9, tf.float32),
-        (False, "SGD", 0.0, tf.float32),
+def scenario_tables_keep_the_momentum_of_a_prepared_optimizer(directory):
+    """Tables are found before the first update. All other variables have no momentum."""
+    beta = {"learning_rate": 0.01, "beta_1": 0.0}
+    for half, kind, settings, without, dtype in (
+        (False, "Adam", {}, beta, tf.float32),
+        (True, "Adam", {}, beta, tf.float64),
+        (True, "AdamW", {"beta_1": 0.8}, beta, tf.float32),
+        (False, "Adamax", {}, beta, tf.float32),
+        (False, "SGD", {"momentum": 0.75}, {"learning_rate": 0.04}, tf.float32),
+        (True, "SGD", {"momentum": 0.75, "nesterov": True}, {"learning_rate": 0.04}, tf.float32),
+        (True, "SGD", {"momentum": 0.75}, {"learning_rate": 0.04}, tf.float64),
+        (True, "RMSprop", {"momentum": 0.75}, {"learning_rate": 0.04}, tf.float32),
     ):
         named = [(name, tf.Variable(tf.cast(one, dtype), name=name)) for name, one in model(2)]
         variables = [variable for _, variable in named]
         references = [tf.Variable(one) for one in variables]
         compressor = dr.Compressor(parameters=named)
         make = getattr(tf.keras.optimizers, kind)
-        if kind == "SGD":  # momentum 0.9 is replaced by a larger learning rate, for tables too
-            optimizer, betas = make(1e-4, momentum=0.9), [{"momentum": 0.0}] * 3
-        else:
-            optimizer = make(1e-2, beta_1=beta)
-            betas = [{"beta_1": beta}, {"beta_1": 0.0}, {"beta_1": 0.0}]
-        expected = [make(1e-3 if kind == "SGD" else 1e-2, **one) for one in betas]
+        settings = {"learning_rate": 0.01, **settings}
+        optimizer, *expected = (make(**settings), make(**settings), make(**without), make(**without))
         dr.prepare(optimizer, compressor)
 
         @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)] * 2)

@@ -53,13 +53,15 @@ def scenario_prepared_optimizers(directory):
 
 def scenario_broadcast_optimizer_state_reaches_prepared_optimizers(directory):
     """The first rank resumes, and broadcasts the learning rate and what else its optimizer has."""
-    for bias, elastic in itertools.product((True, False), (True, False)):
+    # with the default codec, the layers may be embedding tables, which keep their momentum
+    codecs = dr.Codec(dr.TopK(0.05)), None
+    for bias, elastic, codec in itertools.product((True, False), (True, False), codecs):
         torch.manual_seed(0)
         network = torch.nn.Sequential(
             torch.nn.Linear(20, 40, bias=bias), torch.nn.Tanh(), torch.nn.Linear(40, 30, bias=bias)
         )
         named = list(network.named_parameters())
-        compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), parameters=named, dense_below=50)
+        compressor = dr.Compressor(codec, parameters=named, dense_below=50)
 
         def made(parameters, rate):
             # Horovod makes a step to create a state, in which weight decay would change parameters
@@ -80,13 +82,13 @@ def scenario_broadcast_optimizer_state_reaches_prepared_optimizers(directory):
         else:
             hvd.broadcast_parameters(network.state_dict(), root_rank=0)
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-        assert optimizer.param_groups[0]["lr"] == 0.025, (bias, elastic)
+        assert optimizer.param_groups[0]["lr"] == 0.025, (bias, elastic, codec)
         for step in range(3):
             torch.manual_seed(hvd.rank() + 10 * step)
             optimizer.zero_grad()
             network(torch.randn(4, 20)).pow(2).mean().backward()
             optimizer.step()
-        assert_equal_everywhere(named, f"{bias} {elastic}")
+        assert_equal_everywhere(named, f"{bias} {elastic} {codec}")
         # the state that it saves is that of a plain optimizer
         plain = made(network.parameters(), 0.1)
         plain.load_state_dict(optimizer.state_dict())

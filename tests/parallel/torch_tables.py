@@ -102,13 +102,16 @@ def scenario_tables_get_the_codec_rows(directory):
     assert found > 20 and late == {True, False}, (found, late)
 
 
-def scenario_tables_keep_the_betas_of_a_prepared_optimizer(directory):
+def scenario_tables_keep_the_momentum_of_a_prepared_optimizer(directory):
     """They are found before the first step of the optimizer. All other layers have no momentum."""
-    SGD, Adam, RAdam, NAdam = (
-        getattr(torch.optim, name) for name in ("SGD", "Adam", "RAdam", "NAdam")
+    SGD, RMSprop, Adam, RAdam, NAdam = (
+        getattr(torch.optim, name) for name in ("SGD", "RMSprop", "Adam", "RAdam", "NAdam")
     )
+    rate = {"momentum": 0, "nesterov": False, "lr": 1e-3}
     for changing, (make, without, keeps) in itertools.product((False, True), (
-        (lambda own: SGD(own, 1e-4, momentum=0.9), {"momentum": 0, "lr": 1e-3}, False),
+        (lambda own: SGD(own, 1e-4, momentum=0.9), rate, True),
+        (lambda own: SGD(own, 1e-4, momentum=0.9, weight_decay=1, nesterov=True), rate, True),
+        (lambda own: RMSprop(own, 1e-4, momentum=0.9), rate, True),
         (lambda own: Adam(own, 0.01, weight_decay=0.1), {"betas": (0, 0.999)}, True),
         (lambda own: RAdam(own, 0.01), {"betas": (0, 0.999)}, True),
         (lambda own: NAdam(own, 0.01), {"betas": (0, 0.999)}, False),
