@@ -51,8 +51,8 @@ def network():
     return torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.Tanh(), torch.nn.Linear(40, 40))
 
 
-def compressor_of(model, **settings):
-    return dr.Compressor(parameters=model.named_parameters(), **settings)
+def compressor_of(model, codec=None, **settings):
+    return dr.Compressor(codec, parameters=model.named_parameters(), **settings)
 
 
 def parted(model):

@@ -94,21 +94,60 @@ def test_a_run_goes_on_without_prepare(kind, way):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adam])
-def test_a_loaded_state_has_the_entries_of_other_ranks(kind):
-    """hvd.broadcast_optimizer_state sends each entry of rank 0, which alone may load a state."""
+@pytest.mark.parametrize("codec", [None, dr.recommended_codec()], ids=["tables", "no tables"])
+def test_a_loaded_state_has_the_entries_of_other_ranks(kind, codec):
+    """hvd.broadcast_optimizer_state sends each entry of rank 0, which alone may load a state.
+
+    With the default codec, a layer may be an embedding table, which keeps its momentum.
+    """
     model, twin = network(), network()
     settings = {} if kind is torch.optim.Adam else {"momentum": 0.9}
     plain = kind(model.parameters(), lr=0.01, **settings)
     step(model, plain, torch.randn(8, 30))
-    loaded = dr.prepare(kind(model.parameters(), lr=0.01, **settings), compressor_of(model))
+    loaded = dr.prepare(kind(model.parameters(), lr=0.01, **settings), compressor_of(model, codec))
     loaded.load_state_dict(plain.state_dict())
-    fresh = dr.prepare(kind(twin.parameters(), lr=0.01, **settings), compressor_of(twin))
+    fresh = dr.prepare(kind(twin.parameters(), lr=0.01, **settings), compressor_of(twin, codec))
     step(twin, fresh, torch.randn(8, 30))
-    entries = [
-        {number: sorted(state) for number, state in one.state_dict()["state"].items()}
-        for one in (loaded, fresh)
+    assert entries_of(loaded) == entries_of(fresh)
+    # what was loaded does not stay, for a run that goes on without prepare
+    step(model, loaded, torch.randn(8, 30))
+    assert entries_of(loaded) == entries_of(fresh)
+    compressed = [one for one in model.parameters() if one.numel() >= 1024]
+    kept = [loaded.state[one].get("momentum_buffer") for one in compressed if one in loaded.state]
+    assert compressed and not any(one.any() for one in kept if one is not None)
+
+
+@pytest.mark.parametrize("codec", [None, dr.recommended_codec()], ids=["tables", "no tables"])
+@pytest.mark.parametrize("dense_below", [0, 50, 10000])
+@pytest.mark.parametrize("momenta", [(), (0,), (1, 3), (0, 2)])
+def test_a_state_of_a_run_with_other_codecs_gets_the_entries_of_other_ranks(
+    codec, dense_below, momenta
+):
+    """There, other parameters were compressed, so others have a momentum in the state of SGD."""
+    model, twin = network(), network()
+    state = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9).state_dict()
+    state["state"] = {
+        number: {"momentum_buffer": torch.ones_like(list(model.parameters())[number])}
+        for number in momenta
+    } or {0: {"momentum_buffer": None}}
+    optimizers = [
+        dr.prepare(
+            torch.optim.SGD(one.parameters(), lr=0.01, momentum=0.9),
+            compressor_of(one, codec, dense_below=dense_below),
+        )
+        for one in (model, twin)
     ]
-    assert entries[0] == entries[1]
+    optimizers[0].load_state_dict(state)
+    for one, optimizer in zip((model, twin), optimizers):
+        if not optimizer.state:  # then Horovod makes a step
+            step(one, optimizer, torch.randn(8, 30))
+    assert entries_of(optimizers[0]) == entries_of(optimizers[1])
+    assert optimizers[0].param_groups[0]["lr"] == 0.02
+
+
+def entries_of(optimizer):
+    """Return {number of the parameter: names of its entries} of an optimizer's state."""
+    return {number: sorted(one) for number, one in optimizer.state_dict()["state"].items()}
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.AdamW])

@@ -109,22 +109,25 @@ class _Prepared(_Optimizer):
         """Drop the momenta of SGD that are not used, as if this optimizer had made all steps.
 
         hvd.broadcast_optimizer_state expects the same state on all ranks, and only rank 0 may load
-        one, before or after it prepares the optimizer. So parameters that may be embedding tables
-        get a momentum of zeros if they have none.
+        one, before or after it prepares the optimizer. On the others, Horovod makes a step of
+        zeros, after which all other parameters have a momentum, also those that may be tables.
         """
         self.with_zero_momentum.clear()
         if not isinstance(self, torch.optim.SGD):
             return
-        for parameter in self._stepped_without_momentum():
-            if self._is_candidate(parameter):
-                continue
+        dropped = {
+            parameter
+            for parameter in self._stepped_without_momentum()
+            if not self._is_candidate(parameter)
+        }
+        for parameter in dropped:
             state = self.state.get(parameter, {})
             state.pop("momentum_buffer", None)
             if not state:
                 self.state.pop(parameter, None)
         for group in self.param_groups if self.state else ():
             for parameter in group["params"] if momentum_of(group) else ():
-                if parameter.requires_grad and self._is_candidate(parameter):
+                if parameter.requires_grad and parameter not in dropped:
                     state = self.state[parameter]
                     if state.get("momentum_buffer") is None:
                         state["momentum_buffer"] = torch.zeros_like(parameter)

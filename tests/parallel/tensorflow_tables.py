@@ -149,7 +149,12 @@ def scenario_tables_keep_the_momentum_of_a_prepared_optimizer(directory):
         compressor = dr.Compressor(parameters=named)
         make = getattr(tf.keras.optimizers, kind)
         settings = {"learning_rate": 0.01, **settings}
-        optimizer, *expected = (make(**settings), make(**settings), make(**without), make(**without))
+        optimizer, *expected = (
+            make(**settings),
+            make(**settings),
+            make(**without),
+            make(**without),
+        )
         dr.prepare(optimizer, compressor)
 
         @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)] * 2)

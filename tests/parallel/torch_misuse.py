@@ -3,6 +3,7 @@
 Run by torch_scenarios.py.
 """
 
+import itertools
 import warnings
 
 import horovod.torch as hvd
@@ -94,30 +95,48 @@ def scenario_a_closure_is_named(directory):
     assert "do not give step() a closure" in text, text
 
 
-def scenario_gradients_that_change_while_they_are_exchanged_are_named(directory):
-    for dense_below in (0, 50):
-        network = model()
-        optimizer, _ = distributed(network, compressor_options={"dense_below": dense_below})
+def _clip(network):
+    torch.nn.utils.clip_grad_norm_(network.parameters(), 1e-3)
 
-        def clipped(optimizer, number, network=network):
+
+def _replace_all(network):
+    for parameter in network.parameters():
+        parameter.grad = parameter.grad.clamp(-1e-3, 1e-3)
+
+
+def _replace_last(network):
+    network[-1].weight.grad = network[-1].weight.grad * 2
+
+
+def scenario_gradients_that_change_while_they_are_exchanged_are_named(directory):
+    """In place, or because the program sets others; uncompressed gradients, too."""
+    codecs = dr.Codec(dr.TopK(0.05)), dr.recommended_codec(), "fp16", "dense"
+    for codec, dense_below, change in itertools.product(
+        codecs, (0, 50), (_clip, _replace_all, _replace_last)
+    ):
+        network = model()
+        optimizer, _ = distributed(network, codec, compressor_options={"dense_below": dense_below})
+
+        def clipped(optimizer, number, network=network, change=change):
             network.zero_grad()
             backward(network, number)
             optimizer.synchronize()
-            torch.nn.utils.clip_grad_norm_(network.parameters(), 1e-3)
+            change(network)
             with optimizer.skip_synchronize():
                 optimizer.step()
 
         assert _warned_steps(optimizer, clipped) == []
-        assert_equal_everywhere(network.named_parameters(), f"clipped {dense_below}")
+        assert_equal_everywhere(network.named_parameters(), f"{codec} {dense_below} {change.__name__}")
 
-        def too_early(optimizer, number, network=network):
+        def too_early(optimizer, number, network=network, change=change):
             network.zero_grad()
             backward(network, number)
-            torch.nn.utils.clip_grad_norm_(network.parameters(), 1e-3)
+            change(network)
             optimizer.step()
 
         (text,) = _warned_steps(optimizer, too_early)
         assert "was changed while it was exchanged" in text, text
+        assert (f"gradient of {len(network) - 1}.weight was" in text) or change != _replace_last
 
 
 def scenario_gradients_that_are_views_of_one_buffer(directory):
