@@ -126,7 +126,9 @@ def scenario_gradients_that_change_while_they_are_exchanged_are_named(directory)
                 optimizer.step()
 
         assert _warned_steps(optimizer, clipped) == []
-        assert_equal_everywhere(network.named_parameters(), f"{codec} {dense_below} {change.__name__}")
+        assert_equal_everywhere(
+            network.named_parameters(), f"{codec} {dense_below} {change.__name__}"
+        )
 
         def too_early(optimizer, number, network=network, change=change):
             network.zero_grad()
