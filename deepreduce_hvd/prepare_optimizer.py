@@ -25,7 +25,7 @@ def prepare(optimizer: Any, compression: Any) -> Any:
     momentum 0, and divide the learning rate by 1 - momentum, so that the step size does not change.
     Adam and its variants (AdamW, Adamax; on PyTorch also NAdam, RAdam) use 0 as the first of
     ``betas``, or as ``beta_1``. Embedding tables that the default codec finds keep their momentum,
-    except in NAdam. Adagrad and Adadelta have no momentum, so nothing changes. With
+    except in PyTorch's NAdam. Adagrad and Adadelta have no momentum, so nothing changes. With
     ``MomentumCorrection(m)``, a weight decay that is added to gradients is multiplied by
     1 / (1 - m). With :class:`NoMemory` or :class:`NoneSparsifier`, nothing is delayed, so nothing
     changes either.
@@ -37,7 +37,7 @@ def prepare(optimizer: Any, compression: Any) -> Any:
     gradients of TensorFlow that Horovod does not reduce, as after ``register_local_var``.
 
     A job of one process compresses nothing, but a prepared optimizer makes the same steps there as
-    in a larger job. Only embedding tables are not looked for, so they have no momentum there.
+    in a larger job, except that embedding tables are not found.
 
     The settings that you read from the optimizer do not change. Learning rate schedulers can change
     them, and each step uses the current ones.

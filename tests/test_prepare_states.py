@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 
+import horovod.torch as hvd
 import pytest
 import torch
 from test_prepare import compressor_of, horovod, network, same, step  # noqa: F401
@@ -143,6 +144,50 @@ def test_a_state_of_a_run_with_other_codecs_gets_the_entries_of_other_ranks(
             step(one, optimizer, torch.randn(8, 30))
     assert entries_of(optimizers[0]) == entries_of(optimizers[1])
     assert optimizers[0].param_groups[0]["lr"] == 0.02
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop])
+@pytest.mark.parametrize("codec", [None, dr.recommended_codec()], ids=["tables", "no tables"])
+@pytest.mark.parametrize("change", ["cleared", "wrapped", "written", "copied"])
+def test_momenta_of_zeros_are_those_of_the_state(kind, codec, change):
+    """Whatever changes the state: hvd.DistributedOptimizer begins with an empty one, for example."""
+    model = network()
+    base = dr.prepare(kind(model.parameters(), lr=0.01, momentum=0.9), compressor_of(model, codec))
+    step(model, base, torch.randn(8, 30))
+    entries, optimizer = entries_of(base), base
+    if change == "cleared":
+        base.state.clear()
+    elif change == "wrapped":
+        optimizer = hvd.DistributedOptimizer(base, named_parameters=model.named_parameters())
+        assert not optimizer.state
+    elif change == "copied":
+        optimizer = copy.copy(base)
+        optimizer.load_state_dict(base.state_dict())
+    for one in optimizer.state.values() if change != "wrapped" else ():
+        if one.get("momentum_buffer") is not None:
+            one["momentum_buffer"] = torch.full_like(one["momentum_buffer"], 7.0)
+    step(model, optimizer, torch.randn(8, 30))
+    assert entries_of(optimizer) == entries
+    for parameter in model.parameters():
+        buffer = optimizer.state.get(parameter, {}).get("momentum_buffer")
+        assert buffer is None or buffer.any() == (parameter.numel() < 1024)
+    plain = kind(model.parameters(), lr=0.01, momentum=0.9)
+    plain.load_state_dict(optimizer.state_dict())
+    step(model, plain, torch.randn(8, 30))
+
+
+@pytest.mark.parametrize("settings", [{"nesterov": True}, {"dampening": 0.9}])
+def test_momenta_that_have_not_begun_stay_so_without_horovod(settings):
+    """Zeros in their place would be multiplied by the dampening, and do not suit sparse ones."""
+    model = network()
+    compressor = compressor_of(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, **settings)
+    dr.prepare(optimizer, compressor)
+    type(optimizer).keeps_a_state = False
+    state = optimizer.state_dict()
+    state["state"] = {1: {"momentum_buffer": torch.ones(40)}}
+    optimizer.load_state_dict(state)
+    assert list(optimizer.state_dict()["state"]) == [1]
 
 
 def entries_of(optimizer):

@@ -52,8 +52,6 @@ class _Prepared(_Optimizer):
     original_class: type[torch.optim.Optimizer]
     #: whether Horovod may broadcast the state
     keeps_a_state: bool
-    #: parameters that are stepped without momentum, and whose momentum in the state is zero
-    with_zero_momentum: ClassVar[set[torch.Tensor]]
 
     # torch.compile would keep the groups of the first step
     @torch._disable_dynamo
@@ -78,17 +76,25 @@ class _Prepared(_Optimizer):
         """Keep zeros as the momentum of parameters that are stepped without one.
 
         RMSprop expects a momentum of each parameter if the run goes on without prepare. With SGD,
-        those of embedding tables are in the state. Which parameters are tables may be known on some
-        ranks only, so all that may be tables have an entry, see :meth:`drop_momenta`.
+        embedding tables have one. Which parameters are tables may be known on some ranks only, so
+        all that may be tables have zeros until then, see :meth:`drop_momenta`.
         """
         if not isinstance(self, (torch.optim.SGD, torch.optim.RMSprop)):
             return
+        # not an attribute of the class: hvd.DistributedOptimizer begins with an empty state
+        before = vars(self).get("_zeros", {})
+        self._zeros = {}
         for parameter in self._stepped_without_momentum():
-            if parameter.grad is None or parameter in self.with_zero_momentum:
+            if not isinstance(self, torch.optim.RMSprop) and not self._is_candidate(parameter):
                 continue
-            if isinstance(self, torch.optim.RMSprop) or self._is_candidate(parameter):
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-            self.with_zero_momentum.add(parameter)
+            zeros = before.get(parameter)
+            if parameter.grad is not None:
+                state = self.state[parameter]
+                # anything else was loaded, or is of steps with momentum
+                if zeros is None or state.get("momentum_buffer") is not zeros:
+                    state["momentum_buffer"] = zeros = torch.zeros_like(parameter)
+            if zeros is not None:
+                self._zeros[parameter] = zeros
 
     def _keep_a_state(self):
         """Keep an entry in the state of SGD if all of its momenta are dropped.
@@ -110,9 +116,9 @@ class _Prepared(_Optimizer):
 
         hvd.broadcast_optimizer_state expects the same state on all ranks, and only rank 0 may load
         one, before or after it prepares the optimizer. On the others, Horovod makes a step of
-        zeros, after which all other parameters have a momentum, also those that may be tables.
+        zeros. All parameters have a momentum then, except those whose momenta are dropped. So those
+        without one get zeros here. Parameters that may be embedding tables keep what they have.
         """
-        self.with_zero_momentum.clear()
         if not isinstance(self, torch.optim.SGD):
             return
         dropped = {
@@ -125,7 +131,7 @@ class _Prepared(_Optimizer):
             state.pop("momentum_buffer", None)
             if not state:
                 self.state.pop(parameter, None)
-        for group in self.param_groups if self.state else ():
+        for group in self.param_groups if self.state and self.keeps_a_state else ():
             for parameter in group["params"] if momentum_of(group) else ():
                 if parameter.requires_grad and parameter not in dropped:
                     state = self.state[parameter]
@@ -191,7 +197,7 @@ class _Prepared(_Optimizer):
         if not self.preparation.compresses(parameter):
             return False
         slot = self._slot_of(parameter)
-        if suits_tables(group) and self._is_or_may_be_table(parameter, slot):
+        if suits_tables(group) and self._is_or_may_be_table(parameter, slot, group):
             return False
         if slot.steps != slot.untimed_steps:
             return slot.uncompressed_path != "sparse"
@@ -205,18 +211,20 @@ class _Prepared(_Optimizer):
         slot = self.slots[parameter]
         return slot.successor or slot
 
-    def _is_or_may_be_table(self, parameter, slot):
-        """Return whether a parameter is an embedding table, or this is not known yet.
+    def _is_or_may_be_table(self, parameter, slot, group):
+        """Return whether a parameter is to be stepped as an embedding table.
 
-        It is not known as long as all gradients were zero, or only one was not. A job that
-        exchanges none never knows. Then a parameter has momentum: the next step may show that it is
-        a table. For Adam, a first step with momentum is the same as one without: its bias
-        correction makes up for the factor of the gradient.
+        It may not be known as long as all gradients were zero, or only one was not. A job that
+        exchanges none never knows. Then Adam steps it as a table. A first step with momentum is the
+        same as one without: its bias correction makes up for the factor of the gradient. SGD and
+        RMSprop step it as another layer. If it is a table, this changes when the first gradient
+        moves the parameter, but not how far.
         """
         if slot.is_table is not None:
             return slot.is_table
         adapter = self.preparation.compressor.adapter
-        return self._is_candidate(parameter) and not adapter.sends_nothing(slot)
+        may_be = "betas" in group and self._is_candidate(parameter)
+        return may_be and not adapter.sends_nothing(slot)
 
     def _split(self, group):
         """Return the groups to step in place of ``group``: those that change, and the rest."""
@@ -386,7 +394,6 @@ def _prepared_class(original, preparation, slots, keeps_a_state):
             "slots": slots,
             "original_class": original,
             "keeps_a_state": keeps_a_state,
-            "with_zero_momentum": set(),
             "step": step,
             "__module__": original.__module__,
         },

@@ -55,7 +55,8 @@ def scenario_broadcast_optimizer_state_reaches_prepared_optimizers(directory):
     """The first rank resumes, and broadcasts the learning rate and what else its optimizer has."""
     # with the default codec, the layers may be embedding tables, which keep their momentum
     codecs = dr.Codec(dr.TopK(0.05)), None
-    for bias, elastic, codec in itertools.product((True, False), (True, False), codecs):
+    ways = "elastic", "wrapped", "plain", "plain, RMSprop"
+    for bias, way, codec in itertools.product((True, False), ways, codecs):
         torch.manual_seed(0)
         network = torch.nn.Sequential(
             torch.nn.Linear(20, 40, bias=bias), torch.nn.Tanh(), torch.nn.Linear(40, 30, bias=bias)
@@ -65,7 +66,8 @@ def scenario_broadcast_optimizer_state_reaches_prepared_optimizers(directory):
 
         def made(parameters, rate):
             # Horovod makes a step to create a state, in which weight decay would change parameters
-            return torch.optim.SGD(parameters, rate, momentum=0.9)
+            kind = torch.optim.RMSprop if "RMSprop" in way else torch.optim.SGD
+            return kind(parameters, rate, momentum=0.9)
 
         optimizer = dr.prepare(made(network.parameters(), 0.1), compressor)
         if hvd.rank() == 0:
@@ -73,22 +75,26 @@ def scenario_broadcast_optimizer_state_reaches_prepared_optimizers(directory):
             network(torch.ones(4, 20)).sum().backward()
             other.step()
             optimizer.load_state_dict(other.state_dict())
+        if "plain" in way:  # before Horovod's optimizer begins with an empty state
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
         optimizer = hvd.DistributedOptimizer(
             optimizer, named_parameters=named, compression=compressor
         )
-        if elastic:
+        if way == "elastic":
             state = hvd.elastic.TorchState(network, optimizer)
             state.sync()
         else:
             hvd.broadcast_parameters(network.state_dict(), root_rank=0)
+        if way == "wrapped":
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-        assert optimizer.param_groups[0]["lr"] == 0.025, (bias, elastic, codec)
+        assert optimizer.param_groups[0]["lr"] == 0.025, (bias, way, codec)
         for step in range(3):
             torch.manual_seed(hvd.rank() + 10 * step)
             optimizer.zero_grad()
             network(torch.randn(4, 20)).pow(2).mean().backward()
             optimizer.step()
-        assert_equal_everywhere(named, f"{bias} {elastic} {codec}")
+        assert_equal_everywhere(named, f"{bias} {way} {codec}")
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)  # as for a rank that joins
         # the state that it saves is that of a plain optimizer
         plain = made(network.parameters(), 0.1)
         plain.load_state_dict(optimizer.state_dict())
