@@ -6,8 +6,8 @@ a missing torch is an error, ``DEEPREDUCE_WITHOUT_PYTORCH=1`` leaves out its ope
 neither, the operators are built if torch is found, else skipped with a message. The same two
 switches exist for TENSORFLOW. ``CXX``, ``CXXFLAGS``, ``LDFLAGS`` and ``MAX_JOBS`` are respected.
 
-With a CUDA build of PyTorch or TensorFlow and an nvcc of the same CUDA version, the operators of
-that framework also work on GPUs. With ``DEEPREDUCE_WITH_CUDA=1`` it is an error if there is no such
+With a CUDA build of PyTorch or TensorFlow and an nvcc of the same major version of CUDA, the
+operators of that framework also work on GPUs. With ``DEEPREDUCE_WITH_CUDA=1`` it is an error if there is no such
 pair; ``DEEPREDUCE_WITHOUT_CUDA=1`` leaves this out. ``DEEPREDUCE_CUDA_ARCHITECTURES="8.0 9.0+PTX"``
 selects the architectures of the kernels. nvcc is taken from ``CUDACXX``, ``CUDA_HOME``,
 ``CUDA_PATH``, ``PATH`` or /usr/local/cuda, in this order.

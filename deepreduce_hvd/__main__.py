@@ -45,7 +45,7 @@ class _Framework:
     def __init__(self, name, module, distributions, library, trial, cuda_of):
         self.name, self.module, self.distributions = name, module, distributions
         self.library, self.trial, self.cuda_of = library, trial, cuda_of
-        self.adapter = f"deepreduce_hvd.{module}.ops"
+        self.operators = f"deepreduce_hvd.{module}.ops"
         self.switch = f"DEEPREDUCE_WITH_{name.upper()}"
 
     def version(self):
@@ -191,7 +191,7 @@ def _check_framework(report, framework):
         return False
     version = framework.version()
     try:
-        operators = importlib.import_module(framework.adapter)
+        operators = importlib.import_module(framework.operators)
     except Exception as error:
         report.problem(
             name,

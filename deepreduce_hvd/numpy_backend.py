@@ -245,8 +245,9 @@ def decode_sum_sparse(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return ``scale`` times the sum of the payloads as a sparse tensor.
 
-    Time and memory are proportional to the number of elements sent, unless a codec is a custom one
-    or needs more (Bitmap, Bloom).
+    Time and memory are proportional to the number of elements sent. They are proportional to d if a
+    codec is a custom one, if an index codec is Bitmap or Bloom, if a value codec that sorts is used
+    with RawIndex, or if a payload has all elements.
 
     Args:
         payloads: (n,) uint8 NumPy arrays.

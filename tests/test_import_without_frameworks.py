@@ -9,7 +9,7 @@ import deepreduce_hvd
 ROOT = Path(deepreduce_hvd.__file__).parent
 FRAMEWORKS = ("torch", "tensorflow", "horovod", "keras", "tf_keras")
 #: the only folders and files that may import a framework
-ADAPTERS = ("torch", "tensorflow", "tensorflow_elastic.py")
+ADAPTERS = ("torch", "tensorflow")
 
 BLOCK = f"""
 import sys

@@ -143,7 +143,9 @@ def expect_process_set(own, of_horovod):
 
 
 def probe(rank, fingerprint, step, loss_scale=None):
-    """Return the probe that ``compress`` hands to Horovod's reduction: four float32 numbers.
+    """Return the first four numbers of the probe that ``compress`` gives to Horovod's reduction.
+
+    Two more follow for a parameter that may be an embedding table.
 
     Args:
         rank: the global rank.
@@ -161,7 +163,7 @@ def scale_of(name, reduced, ranks, fingerprint, step, loss_scale=None):
 
     Args:
         name: the name of the parameter.
-        reduced: the probe after Horovod's reduction, four floats.
+        reduced: the probe after Horovod's reduction, its first four numbers.
         ranks: the global numbers of the ranks that take part.
         fingerprint: 32 bits of this rank's configuration.
         step, loss_scale: those of this rank's probe.

@@ -234,7 +234,8 @@ CHOICES = {
         ),
         "adaq": refused(
             "it sends the mean of the largest elements of each sign; the nearest setting is"
-            " 'compressor': 'topk' with 'deepreduce': 'value', 'value': 'quantile', 'buckets': 2"
+            " 'compressor': 'topk' with 'deepreduce': 'value', 'value': 'quantile', 'buckets': 2,"
+            " 'communicator': 'allgather'"
         ),
         "efsignsgd": refused(_ONE_BIT),
         "inceptionn": refused(_MANY_LEVELS),
@@ -246,7 +247,8 @@ CHOICES = {
         "signum": refused(_ONE_BIT),
         "terngrad": refused(
             "it has three levels, one maximum per tensor, and clipping; the nearest setting is"
-            " 'compressor': 'none' with 'deepreduce': 'value', 'value': 'qsgd', 'quantum_bits': 2"
+            " 'compressor': 'none' with 'deepreduce': 'value', 'value': 'qsgd', 'quantum_bits': 2,"
+            " 'memory': 'none', 'communicator': 'allgather'"
         ),
         "u8bit": refused(_MANY_LEVELS),
     },

@@ -21,7 +21,7 @@ def register(codec_class: Registered) -> Registered:
 
     Args:
         codec_class: a subclass of :class:`IndexCodec` or :class:`ValueCodec` with a ``stage_id``
-            from 128 to 255.
+            from 128 to 255 (built-in codecs: 1 to 127).
 
     Returns:
         ``codec_class``.
@@ -37,10 +37,10 @@ def register(codec_class: Registered) -> Registered:
             f"register: expected an IndexCodec or a ValueCodec, got {codec_class!r}"
         )
     stage_id = codec_class.stage_id
-    first = 1 if is_ours(codec_class) else FIRST_USER_ID
-    if not isinstance(stage_id, int) or not first <= stage_id <= 255:
+    first, last = (1, FIRST_USER_ID - 1) if is_ours(codec_class) else (FIRST_USER_ID, 255)
+    if not isinstance(stage_id, int) or not first <= stage_id <= last:
         raise InvalidArgumentError(
-            f"{codec_class.__name__}.stage_id: expected an integer of {first} to 255, got "
+            f"{codec_class.__name__}.stage_id: expected an integer of {first} to {last}, got "
             f"{stage_id!r}"
         )
     for taken in table.values():

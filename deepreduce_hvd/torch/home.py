@@ -9,7 +9,7 @@ from deepreduce_hvd.torch.unattached import UnattachedAdapter
 
 
 def create_adapter(compressor, named):
-    """Return Horovod's adapter, or one for a compressor that will be registered with a DDP model.
+    """Return Horovod's adapter if Horovod is initialized, else an :class:`UnattachedAdapter`.
 
     Horovod is imported here, unless the program has initialized torch.distributed and not Horovod.
     A program that has initialized neither may still do so for torch.distributed.

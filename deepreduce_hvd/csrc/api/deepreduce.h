@@ -36,7 +36,7 @@ typedef struct dr_context {
 
 #define DR_STAGE_PARAMETERS 4
 typedef struct dr_stage {
-  int32_t id;  // the method's id in docs/format.md
+  int32_t id;  // that of a codec is in docs/format.md
   double parameters[DR_STAGE_PARAMETERS];
 } dr_stage;
 
@@ -198,7 +198,7 @@ int dr_scale(dr_context* context, const double* reduced_probe, const uint64_t* r
 typedef struct dr_stage_row {
   const char* kind;   // "sparsifier", "index", "value" or "memory"
   const char* name;   // name of its class
-  const char* file;   // stem of its source files
+  const char* file;   // stem of its Python file
   int32_t on_device;  // whether it has CUDA kernels
   dr_stage stage;     // its id and default parameters
 } dr_stage_row;

@@ -130,7 +130,7 @@ def _check_parameters(slots, groups):
         if parameter.device.type != "cpu":
             raise InvalidArgumentError(
                 f"register: expected parameters on the host, got a {name} on {parameter.device},"
-                " which is not supported yet; use Horovod for GPUs"
+                " which is not supported yet; on GPUs, use DistributedDataParallel"
             )
     managed = {id(one.sharded_param) for group in groups for one in group.fsdp_params}
     others = [name for name, slot in slots.items() if id(slot.parameter) not in managed]
