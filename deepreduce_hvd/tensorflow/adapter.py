@@ -19,6 +19,7 @@ from deepreduce_hvd.tensorflow.agreement import Agreement
 from deepreduce_hvd.tensorflow.auto_schedule import AutoSchedule, lasting_layout
 from deepreduce_hvd.tensorflow.checkpoint_view import CheckpointView
 from deepreduce_hvd.tensorflow.closed import ClosedTensorFlowAdapter
+from deepreduce_hvd.tensorflow.codec_numbers import CodecNumbers
 from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
 from deepreduce_hvd.tensorflow.embedding_tables import EmbeddingTables
@@ -29,7 +30,6 @@ from deepreduce_hvd.tensorflow.host import HostPath
 from deepreduce_hvd.tensorflow.ops import DTYPES
 from deepreduce_hvd.tensorflow.optimizers_in_use import OptimizersInUse
 from deepreduce_hvd.tensorflow.prepare import note_reduction
-from deepreduce_hvd.tensorflow.schedule import CodecNumbers
 from deepreduce_hvd.tensorflow.slices import reduce_gradient
 from deepreduce_hvd.tensorflow.slot import Slot, reduced_dtype, sent_dtype
 from deepreduce_hvd.tensorflow.starting_values import StartingValues

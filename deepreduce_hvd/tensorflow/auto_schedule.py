@@ -14,7 +14,7 @@ from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.planning.scheduler import Scheduler
 from deepreduce_hvd.planning.step_times import StepTimes
 from deepreduce_hvd.schedule.dag import THREADS
-from deepreduce_hvd.tensorflow.schedule import CodecNumbers
+from deepreduce_hvd.tensorflow.codec_numbers import CodecNumbers
 from deepreduce_hvd.tensorflow.ways import COUNT, DONE, ENCODED, READY, Undecided, in_range
 
 #: where the seconds of encoding and of decoding are beside a slot's moments

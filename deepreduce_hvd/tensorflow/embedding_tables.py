@@ -15,9 +15,9 @@ from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.adapters.embedding_tables import has_changed, uses_few, uses_most
 from deepreduce_hvd.planning.policies import rows_codec
 from deepreduce_hvd.stages.memories import NoMemory, Residual
+from deepreduce_hvd.tensorflow.codec_numbers import CodecNumbers
 from deepreduce_hvd.tensorflow.graph import is_exported, is_from_slices
 from deepreduce_hvd.tensorflow.local_variables import local_variable, read, write
-from deepreduce_hvd.tensorflow.schedule import CodecNumbers
 from deepreduce_hvd.tensorflow.variables import is_accumulated
 from deepreduce_hvd.user_warnings import warn
 

@@ -13,6 +13,7 @@ from deepreduce_hvd.torch import discards
 from deepreduce_hvd.torch.ops import WHY_NO_OPERATORS
 from deepreduce_hvd.torch.parameter_groups import inner_of
 from deepreduce_hvd.torch.pending import time_fp16
+from deepreduce_hvd.torch.unknown_scale import UnknownScale
 from deepreduce_hvd.user_warnings import warn
 
 #: topics of warnings after which the program may discard gradients, or is told that it does
@@ -47,6 +48,8 @@ class TorchAdapter(BaseAdapter):
         self._warned = set()
         self._with_momentum: weakref.WeakSet = weakref.WeakSet()  # optimizers that were named
         self.tables = embedding_tables.EmbeddingTables(compressor, self._is_on_gpu)
+        if compressor.loss_scale is None:
+            self._unknown_scale = UnknownScale(self)
         self.warn_of_plan()
         if WHY_NO_OPERATORS is not None:
             self._warn_once(
@@ -178,6 +181,15 @@ class TorchAdapter(BaseAdapter):
                 " as with loss scaling, give Compressor loss_scale=scaler.get_scale so that"
                 " residuals keep what a skipped step sent",
             )
+
+    def warn_of_unknown_scale(self):
+        """Warn once that a scaler steps the optimizer of a compressor without ``loss_scale``."""
+        self._warn_once(
+            "scale",
+            "a GradScaler scales the loss, but the compressor does not know the scale. After the"
+            " scale has changed, or the scaler has skipped a step, residuals are wrong. Write"
+            " dr.Compressor(..., loss_scale=scaler.get_scale)",
+        )
 
     def warn_of_momentum(self, optimizer, message):
         """Warn once about an optimizer with momentum, unless ``message`` is None."""

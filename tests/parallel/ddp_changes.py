@@ -9,7 +9,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from ddp_registration import sample
+from ddp_registration import random_part
 from ddp_tools import CODEC, Network, assert_equal_everywhere, batch, discarding_program, loss_of
 from scenario_runner import refused
 from torch.nn.parallel import DistributedDataParallel
@@ -32,7 +32,7 @@ def scenario_layers_that_were_frozen_at_register_are_trained_later(directory):
         parameters = dict(network.named_parameters())
         ddp = {"find_unused_parameters": True, "gradient_as_bucket_view": draw.random() < 0.5}
         model = DistributedDataParallel(network, **ddp)
-        frozen = {"last.weight", *sample(draw, parameters)} - {"branch.weight"}
+        frozen = {"last.weight", *random_part(draw, parameters)} - {"branch.weight"}
         for name in frozen:
             parameters[name].requires_grad_(False)
         compressor = dr.Compressor(CODEC, parameters=network.named_parameters(), dense_below=0)

@@ -3,6 +3,7 @@
 Run by ddp_scenarios.py.
 """
 
+import itertools
 import random
 import warnings
 
@@ -263,6 +264,25 @@ def scenario_a_state_between_backward_and_step_is_named(directory):
 
     optimizer.step(closure)
     assert saved() == []
+
+
+def scenario_a_scaler_that_the_compressor_does_not_know_is_named(directory):
+    for enabled, known in itertools.product((True, False), repeat=2):
+        network = Network()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=enabled)
+        options = {"loss_scale": scaler.get_scale} if known else {}
+        model, _ = distributed(network, **options)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+
+        def train(optimizer=optimizer, model=model, scaler=scaler):
+            for number in range(3):
+                optimizer.zero_grad()
+                scaler.scale(loss_of(model, number, dist.get_rank())).backward()
+                scaler.step(optimizer)
+                scaler.update()
+
+        said = [one for one in texts_of_warnings(train) if "GradScaler" in one]
+        assert len(said) == (enabled and not known), (enabled, known, said)
 
 
 def scenario_loss_scales_that_differ_are_refused(directory):

@@ -18,7 +18,7 @@ import deepreduce_hvd as dr
 from deepreduce_hvd.torch.ddp.transport import DistributedTransport
 
 
-def sample(draw, names):
+def random_part(draw, names):
     return {name for name in sorted(names) if draw.random() < 0.3}  # the same on all ranks
 
 
@@ -29,10 +29,10 @@ def scenario_parameters_that_are_averaged_must_be_known(directory):
         draw = random.Random(seed)
         network = Network()
         parameters = dict(network.named_parameters())
-        frozen = sample(draw, parameters)
-        later = sample(draw, parameters) - frozen if draw.random() < 0.7 else set()
+        frozen = random_part(draw, parameters)
+        later = random_part(draw, parameters) - frozen if draw.random() < 0.7 else set()
         trained = parameters.keys() - frozen - later
-        left_out = sample(draw, frozen | later)
+        left_out = random_part(draw, frozen | later)
         if not trained:
             continue
         for name in frozen:

@@ -13,7 +13,15 @@ import pytest
 import random_plans
 import torch
 import torch.distributed as dist
-from ddp_tools import CODEC, SMALL_BUCKETS, Network, distributed, gradients_of, loss_of, refused
+from ddp_tools import (
+    CODEC,
+    SMALL_BUCKETS,
+    Network,
+    assert_refused,
+    distributed,
+    gradients_of,
+    loss_of,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
@@ -149,28 +157,30 @@ def scenario_refused(directory):
     def compressor(**options):
         return dr.Compressor(CODEC, parameters=network.named_parameters(), **options)
 
-    refused("got Network", lambda: compressor().register(network))
-    refused("register before torch.compile", lambda: compressor().register(torch.compile(model)))
+    assert_refused("got Network", lambda: compressor().register(network))
+    assert_refused(
+        "register before torch.compile", lambda: compressor().register(torch.compile(model))
+    )
     some = list(network.named_parameters())[1:]
-    refused(
+    assert_refused(
         "got none for convolution.weight",
         lambda: dr.Compressor(CODEC, parameters=some).register(model),
     )
-    refused("call hvd.init() before creating", lambda: compressor().state_dict())
+    assert_refused("call hvd.init() before creating", lambda: compressor().state_dict())
     registered = compressor()
     registered.register(model)
-    refused("one compressor per model", lambda: registered.register(model))
-    refused(
+    assert_refused("one compressor per model", lambda: registered.register(model))
+    assert_refused(
         "registered with a model of torch.distributed", lambda: registered.compress(torch.zeros(3))
     )
-    refused("got one that has a hook", lambda: compressor().register(model))
-    refused("save model.module.state_dict()", lambda: pickle.dumps(model))
-    refused("save model.module.state_dict()", lambda: copy.deepcopy(model))
+    assert_refused("got one that has a hook", lambda: compressor().register(model))
+    assert_refused("save model.module.state_dict()", lambda: pickle.dumps(model))
+    assert_refused("save model.module.state_dict()", lambda: copy.deepcopy(model))
     _refused_options_of_ddp()
     # tensors of the embedding's gradients have no place in DDP's buckets
     embedding = torch.nn.Embedding(100, 8, sparse=True)
     sparse, _ = distributed(embedding)
-    refused("sparse=False", lambda: sparse(torch.tensor([1, 2])).sum().backward())
+    assert_refused("sparse=False", lambda: sparse(torch.tensor([1, 2])).sum().backward())
 
 
 def _refused_options_of_ddp():
@@ -180,7 +190,7 @@ def _refused_options_of_ddp():
 
     network = Network()
     delayed = list(network.last.named_parameters())
-    refused(
+    assert_refused(
         "expected no delay_all_reduce_named_params=",
         lambda: register(
             network,
@@ -189,10 +199,10 @@ def _refused_options_of_ddp():
         ),
     )
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
-        refused("expected DDP's own reducer", lambda: register(Network()))
+        assert_refused("expected DDP's own reducer", lambda: register(Network()))
     model = DistributedDataParallel(Network())
     model.mixed_precision = _MixedPrecision(torch.bfloat16)  # DDP sets it only with a GPU
-    refused(
+    assert_refused(
         "got one that has mixed_precision=",
         lambda: dr.Compressor(CODEC, parameters=model.module.named_parameters()).register(model),
     )
@@ -310,7 +320,7 @@ def scenario_closed(directory):
     slots = compressor.adapter.slots
     compressor.close()
     assert not any(slot.state for slot in slots.values())
-    refused(
+    assert_refused(
         "expected one that is not closed, got one after close()",
         lambda: loss_of(model, 1, dist.get_rank()).backward(),
     )
@@ -375,4 +385,4 @@ def scenario_join_that_divides_by_the_ranks_left_is_refused(directory):
         with model.join(divide_by_initial_world_size=False):
             loss_of(model, 0, dist.get_rank()).backward()
 
-    refused("join(divide_by_initial_world_size=True)", train)
+    assert_refused("join(divide_by_initial_world_size=True)", train)

@@ -354,7 +354,7 @@ class Oracle:
                 np.testing.assert_array_equal(slot.payload.numpy(), payload, err_msg=where)
 
 
-def refused(expected, function):
+def assert_refused(expected, function):
     """Check that a function raises InvalidArgumentError with a text."""
     try:
         function()

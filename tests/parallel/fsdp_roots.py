@@ -7,7 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from ddp_tools import CODEC, Network, refused
+from ddp_tools import CODEC, Network, assert_refused
 from fsdp_states import force_sums, sum_of_residuals
 from fsdp_tools import loss_of, meshes, shard, sharded
 from torch.distributed.checkpoint import state_dict
@@ -136,7 +136,7 @@ def scenario_register_another_compressor_after_close(directory):
                 assert torch.equal(own, fresh), f"{number}, step {step}, {name}"
         closed = compressor
     third = dr.Compressor(CODEC, parameters=network.named_parameters())
-    refused("got one that has a hook", lambda: third.register(network, mesh["hosts"]))
+    assert_refused("got one that has a hook", lambda: third.register(network, mesh["hosts"]))
 
 
 def scenario_other_numbers_of_shards_keep_the_update_if_it_is_divided_later(directory):

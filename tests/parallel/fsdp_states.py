@@ -9,7 +9,7 @@ import weakref
 import measured_steps
 import torch
 import torch.distributed as dist
-from ddp_tools import CODEC, Network, refused
+from ddp_tools import CODEC, Network, assert_refused
 from fsdp_tools import (
     WHOLE,
     Reference,
@@ -298,40 +298,40 @@ def scenario_refused(directory):
         return dr.Compressor(CODEC, parameters=network.named_parameters(), **options)
 
     plain = Network()
-    refused("got Network", lambda: made(plain).register(plain, mesh["hosts"]))
+    assert_refused("got Network", lambda: made(plain).register(plain, mesh["hosts"]))
     ddp = DistributedDataParallel(Network())
-    refused("expected no mesh", lambda: made(ddp.module).register(ddp, mesh["hosts"]))
+    assert_refused("expected no mesh", lambda: made(ddp.module).register(ddp, mesh["hosts"]))
     first = FullyShardedDataParallel(Network(), device_id=torch.device("cpu"))
-    refused("(FSDP1)", lambda: made(first).register(first, mesh["hosts"]))
+    assert_refused("(FSDP1)", lambda: made(first).register(first, mesh["hosts"]))
     hybrid = Network()
     shard(hybrid, mesh)
-    refused("sums uncompressed before", lambda: made(hybrid).register(hybrid, mesh["hosts"]))
+    assert_refused("sums uncompressed before", lambda: made(hybrid).register(hybrid, mesh["hosts"]))
     network = Network()
     early = made(network)
     shard(network, mesh["ranks"])
-    refused("create the compressor after", lambda: early.register(network, mesh["hosts"]))
-    refused("one-dimensional DeviceMesh", lambda: made(network).register(network))
-    refused("got 2 dimensions", lambda: made(network).register(network, mesh))
-    refused("share only this rank", lambda: made(network).register(network, mesh["ranks"]))
-    refused(
+    assert_refused("create the compressor after", lambda: early.register(network, mesh["hosts"]))
+    assert_refused("one-dimensional DeviceMesh", lambda: made(network).register(network))
+    assert_refused("got 2 dimensions", lambda: made(network).register(network, mesh))
+    assert_refused("share only this rank", lambda: made(network).register(network, mesh["ranks"]))
+    assert_refused(
         "expected schedule=None or a Plan",
         lambda: made(network, schedule="auto").register(network, mesh["hosts"]),
     )
     ignoring = torch.nn.Sequential(torch.nn.Linear(30, 30))
     fully_shard(ignoring, mesh=mesh["ranks"], ignored_params={ignoring[0].bias})
-    refused("got also 0.bias", lambda: made(ignoring).register(ignoring, mesh["hosts"]))
+    assert_refused("got also 0.bias", lambda: made(ignoring).register(ignoring, mesh["hosts"]))
     compressor = made(network)
     compressor.register(network, mesh["hosts"])
-    refused("one compressor per model", lambda: compressor.register(network, mesh["hosts"]))
-    refused("has a hook", lambda: made(network).register(network, mesh["hosts"]))
-    refused("registered with a model", lambda: compressor.compress(torch.zeros(3)))
+    assert_refused("one compressor per model", lambda: compressor.register(network, mesh["hosts"]))
+    assert_refused("has a hook", lambda: made(network).register(network, mesh["hosts"]))
+    assert_refused("registered with a model", lambda: compressor.compress(torch.zeros(3)))
     state = compressor.state_dict()
-    refused("state of fully_shard", lambda: compressor.load_state_dict({"rank": 0}))
+    assert_refused("state of fully_shard", lambda: compressor.load_state_dict({"rank": 0}))
     other = {**state, "shard": 1 - state["shard"]}
-    refused("of shard", lambda: compressor.load_state_dict(other))
-    refused("one state of each shard", lambda: compressor.load_state_dict([state, state]))
+    assert_refused("of shard", lambda: compressor.load_state_dict(other))
+    assert_refused("one state of each shard", lambda: compressor.load_state_dict([state, state]))
     compressor.close()
-    refused("got one after close()", lambda: loss_of(network, 0, dist.get_rank()).backward())
+    assert_refused("got one after close()", lambda: loss_of(network, 0, dist.get_rank()).backward())
 
 
 def scenario_reentrant_checkpoint_is_refused(directory):
@@ -339,7 +339,7 @@ def scenario_reentrant_checkpoint_is_refused(directory):
     sharded(network, meshes(2), CODEC)
     hidden = torch.ones(2, 32, requires_grad=True)
     hidden = checkpoint(network.first, hidden, use_reentrant=True)
-    refused("with use_reentrant=False", lambda: hidden.sum().backward())
+    assert_refused("with use_reentrant=False", lambda: hidden.sum().backward())
 
 
 def scenario_compiled_layers(directory):

@@ -6,7 +6,7 @@ import pathlib
 import time
 
 import torch.distributed as dist
-from ddp_tools import refused
+from ddp_tools import assert_refused
 
 from deepreduce_hvd.schedule import Profile
 
@@ -24,8 +24,8 @@ def check(compressor, network, step, directory):
         directory: directory for files.
     """
     path = pathlib.Path(directory) / f"{len(compressor.policies)}.{dist.get_rank()}.json"
-    refused("expected some complete steps", compressor.profile)
-    refused("expected a complete step", lambda: compressor.timeline(path))
+    assert_refused("expected some complete steps", compressor.profile)
+    assert_refused("expected a complete step", lambda: compressor.timeline(path))
     network.first.register_full_backward_pre_hook(lambda *_: time.sleep(_PAUSE))
     begun = time.perf_counter()
     for number in range(6):

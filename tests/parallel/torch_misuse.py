@@ -9,7 +9,7 @@ import warnings
 import horovod.torch as hvd
 import torch
 from scenario_runner import refused, texts_of_warnings
-from torch_tools import assert_equal_everywhere, backward, distributed, model
+from torch_tools import assert_equal_everywhere, backward, batch, distributed, model
 
 import deepreduce_hvd as dr
 
@@ -185,6 +185,34 @@ def scenario_a_state_of_a_step_in_progress_is_named(directory):
             assert "got one between backward() and step()" in text, text
         optimizer.step()
         assert saved() == []
+
+
+def scenario_a_scaler_that_the_compressor_does_not_know_is_named(directory):
+    """Its optimizer may be prepared, clip gradients, or begin with a step of zeros."""
+    for enabled, known, clips, codec in itertools.product(
+        (True, False), (True, False), (True, False), (dr.recommended_codec(), "dense")
+    ):
+        network = model()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=enabled)
+        options = {"loss_scale": scaler.get_scale} if known else {}
+        optimizer, _ = distributed(network, codec, compressor_options=options)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+        def train(optimizer=optimizer, network=network, scaler=scaler, clips=clips):
+            for number in range(3):
+                optimizer.zero_grad()
+                scaler.scale(network(batch(number)).pow(2).mean()).backward()
+                optimizer.synchronize()
+                if clips:
+                    scaler.unscale_(optimizer)
+                    _clip(network)
+                with optimizer.skip_synchronize():
+                    scaler.step(optimizer)
+                scaler.update()
+
+        said = [one for one in texts_of_warnings(train) if "GradScaler" in one]
+        expect = enabled and not known and codec != "dense"
+        assert len(said) == expect, (enabled, known, clips, codec, said)
 
 
 def scenario_loss_scales_that_differ_are_refused(directory):

@@ -20,6 +20,12 @@ DR_HOST_DEVICE inline unsigned bit_length(uint32_t value) {
 #endif
 }
 
+DR_HOST_DEVICE inline unsigned bit_length(uint64_t value) {
+  unsigned length = 0;
+  for (; value != 0; value >>= 1) ++length;
+  return length;
+}
+
 // Number of bits that distinguish `count` values: ceil(log2(count)), 0 for one or none.
 DR_HOST_DEVICE inline unsigned bit_width_of(uint32_t count) {
   unsigned width = 0;

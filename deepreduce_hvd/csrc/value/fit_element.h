@@ -12,7 +12,7 @@ namespace deepreduce {
 
 // Returns the sort key: positives (including 0) before negatives, larger magnitudes before smaller
 // ones.
-DR_HOST_DEVICE inline uint32_t sort_key(float value) { return float_bits(value) ^ 0x7FFFFFFFu; }
+DR_HOST_DEVICE inline uint32_t side_key(float value) { return float_bits(value) ^ 0x7FFFFFFFu; }
 // Returns the key without its side, which is the top bit.
 DR_HOST_DEVICE inline uint32_t key_within_side(uint32_t key) { return key & 0x7FFFFFFFu; }
 DR_HOST_DEVICE inline float magnitude_of_key(uint32_t within) {

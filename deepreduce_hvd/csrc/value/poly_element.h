@@ -4,6 +4,7 @@
 #define DEEPREDUCE_VALUE_POLY_ELEMENT_H
 
 #include "base.h"
+#include "support/bits.h"
 #include "value/fit_element.h"
 
 namespace deepreduce {
@@ -159,11 +160,6 @@ DR_HOST_DEVICE inline int64_t quantized(double fit, int exponent) {
 }
 
 // Widths of fields. The sign of a coefficient needs one bit; a column of zeros needs none.
-DR_HOST_DEVICE inline unsigned bit_length(uint64_t x) {
-  unsigned length = 0;
-  for (; x != 0; x >>= 1) ++length;
-  return length;
-}
 DR_HOST_DEVICE inline uint64_t magnitude_bits(int64_t coefficient) {
   return static_cast<uint64_t>(coefficient < 0 ? ~coefficient : coefficient);
 }

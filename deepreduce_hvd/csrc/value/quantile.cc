@@ -42,7 +42,7 @@ Sides buckets_of_sides(uint64_t count, uint64_t negatives, uint64_t wanted) {
 }
 
 // Returns a key in the order of the values; -0 and 0 have equal keys.
-inline uint32_t sort_key(float value) {
+inline uint32_t ascending_key(float value) {
   const uint32_t bits = float_bits(value + 0.0f);
   return bits ^ ((bits >> 31) != 0 ? 0xFFFFFFFFu : 0x80000000u);
 }
@@ -56,7 +56,7 @@ const uint32_t* sorted_positions(Arena& arena, const float* values, uint32_t cou
   uint64_t* entries = arena.array<uint64_t>(count);           // key and position
   uint64_t* spare = arena.array<uint64_t>(count);
   for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t key = sort_key(values[i]);
+    const uint32_t key = ascending_key(values[i]);
     for (unsigned digit = 0; digit < kDigits; ++digit)
       ++next[digit * kPlaces + ((key >> (digit * kDigitBits)) & (kPlaces - 1))];
     entries[i] = uint64_t{key} << 32 | i;

@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from ddp_tools import refused
+from ddp_tools import assert_refused
 from ddp_training import RANK, compare, loss_of, model_of
 from random_plans import plan_of
 
@@ -76,7 +76,7 @@ def scenario_errors():
     model = model_of("cuda:0")[1]
     loss_of(model, 0).backward()
     torch.cuda.is_current_stream_capturing = lambda: True
-    refused("that a CUDA graph captures", lambda: loss_of(model, 1).backward())
+    assert_refused("that a CUDA graph captures", lambda: loss_of(model, 1).backward())
     torch.cuda.is_current_stream_capturing = lambda: False
 
 

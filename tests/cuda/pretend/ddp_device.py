@@ -11,7 +11,7 @@ import random
 
 import torch
 import torch.distributed as dist
-from ddp_tools import refused
+from ddp_tools import assert_refused
 from ddp_training import (
     RANK,
     PretendedNccl,
@@ -349,7 +349,7 @@ def scenario_profile_and_close():
                 loss_of(model, step).backward()
             assert compressor.profile().parameters
             compressor.close()
-            refused("after close()", functools.partial(_step, model))
+            assert_refused("after close()", functools.partial(_step, model))
     assert set(ran) == {DeviceBucketJob}
 
 

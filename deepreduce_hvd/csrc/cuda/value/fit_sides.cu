@@ -18,7 +18,7 @@ __device__ void measure_keys(const float* values, const uint32_t* count, KeyRang
   uint32_t least_complement = 0, most = 0, negatives = 0;
   if (threadIdx.x == 0) of_block = {0, 0, 0};
   for (uint32_t i = grid_index(); i < *count; i += grid_stride()) {
-    const uint32_t key = sort_key(values[i]), within = key_within_side(key);
+    const uint32_t key = side_key(values[i]), within = key_within_side(key);
     least_complement = larger(least_complement, ~within);
     most = larger(most, within);
     negatives += key >> 31;
@@ -40,7 +40,7 @@ __device__ void make_keys(const float* values, const uint32_t* count_at, uint32_
   const uint32_t count = *count_at, least = ~range->least_complement;
   const SortBits bits = sort_bits(least, range->most);
   for (uint32_t i = grid_index(); i < capacity; i += grid_stride()) {
-    keys[i] = i < count ? compact_key(sort_key(values[i]), least, bits.span) >> bits.dropped
+    keys[i] = i < count ? compact_key(side_key(values[i]), least, bits.span) >> bits.dropped
                         : (1u << kMostSortedBits) - 1;
     positions[i] = i;
   }
@@ -51,7 +51,7 @@ __device__ void take_magnitudes(const float* values, const uint32_t* order,
                                 uint32_t* counts) {
   const uint32_t count = *count_at;
   for (uint32_t j = grid_index(); j < count; j += grid_stride())
-    magnitudes[j] = magnitude_of_key(sort_key(values[order[j]]));
+    magnitudes[j] = magnitude_of_key(side_key(values[order[j]]));
   if (grid_index() == 0) {
     counts[0] = count - range->negatives;
     counts[1] = range->negatives;

@@ -1,0 +1,52 @@
+"""Find a scaler of losses that the compressor does not know."""
+
+import sys
+import weakref
+
+from deepreduce_hvd.coordination.frames import frames_of
+from deepreduce_hvd.torch.step_listener import StepListener
+
+#: the module of torch.amp.GradScaler, from which all others of PyTorch derive
+_SCALERS = "torch.amp.grad_scaler"
+
+
+class UnknownScale(StepListener):
+    """Warns if a ``GradScaler`` steps an optimizer of a compressor without ``loss_scale``.
+
+    What is left in the residuals is a part of gradients of the scaled loss. If the scale changes,
+    it is later added to gradients of another scale, and nothing else shows this.
+
+    Args:
+        adapter: the :class:`~deepreduce_hvd.torch.base_adapter.TorchAdapter` of the compressor.
+    """
+
+    def __init__(self, adapter):
+        super().__init__()
+        self._adapter = weakref.ref(adapter)
+        self._looked_at: weakref.WeakSet = weakref.WeakSet()  # optimizers
+
+    def end_step(self, optimizer):
+        """Look for the scaler among the callers of an optimizer's first step with our results.
+
+        hvd.broadcast_optimizer_state makes a step before any gradient was exchanged.
+        """
+        adapter = self._adapter()
+        if adapter is None or adapter.transport.size == 1 or optimizer in self._looked_at:
+            return
+        slots = [one for one in adapter.slots.values() if one.steps != one.untimed_steps]
+        if not slots:
+            return
+        self._looked_at.add(optimizer)
+        delayed = {slot.parameter for slot in slots if slot.policy.delays}
+        owned = (one for group in optimizer.param_groups for one in group["params"])
+        if any(one in delayed for one in owned) and _is_called_by_a_scaler():
+            adapter.warn_of_unknown_scale()
+
+
+def _is_called_by_a_scaler():
+    """Return whether an enabled scaler is among the callers. Only its frames are read."""
+    for frame in frames_of(sys._getframe(1)):
+        if frame.f_globals.get("__name__") == _SCALERS:
+            scaler = frame.f_locals.get("self")
+            return scaler is not None and scaler.is_enabled()
+    return False
