@@ -1,6 +1,8 @@
 """Test ``Compressor.close``: memories are freed, and every further use is refused."""
 
 import gc
+import subprocess
+import sys
 from typing import ClassVar
 
 import numpy as np
@@ -64,6 +66,33 @@ def test_every_use_is_refused(horovod, what, tmp_path):
     with pytest.raises(dr.InvalidArgumentError, match=CLOSED):
         uses(parameter, tmp_path / "file.png")[what](compressor)
     assert "parameters=1 named" in repr(compressor)
+
+
+@pytest.mark.subprocesses
+def test_other_optimizers_step_after_shutdown():
+    program = """
+import horovod.torch as hvd
+import torch
+import deepreduce_hvd as dr
+
+def gradient_of(layer):
+    layer(torch.ones(2, 50)).sum().backward()
+    return layer.weight.grad
+
+hvd.init()
+first, second = torch.nn.Linear(50, 50), torch.nn.Linear(50, 50)
+compressor = dr.Compressor(parameters=first.named_parameters())
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(first.parameters(), lr=0.1), first.named_parameters(), compressor
+)
+hvd.allreduce(gradient_of(first), compression=compressor)
+optimizer.step()
+hvd.shutdown()
+gradient_of(second)
+torch.optim.SGD(second.parameters(), lr=0.1).step()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("communicator", COMMUNICATORS, ids=repr)

@@ -176,6 +176,18 @@ def test_momenta_of_zeros_are_those_of_the_state(kind, codec, change):
     step(model, plain, torch.randn(8, 30))
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop])
+def test_steps_between_two_preparations_leave_no_momentum(kind):
+    model = network()
+    compressor = compressor_of(model)
+    optimizer = kind(model.parameters(), lr=0.01, momentum=0.9)
+    for prepared_for in (compressor, None, compressor):
+        dr.prepare(optimizer, prepared_for)
+        step(model, optimizer, torch.randn(8, 30))
+    for parameter in model.parameters():
+        assert optimizer.state[parameter]["momentum_buffer"].any() == (parameter.numel() < 1024)
+
+
 @pytest.mark.parametrize("settings", [{"nesterov": True}, {"dampening": 0.9}])
 def test_momenta_that_have_not_begun_stay_so_without_horovod(settings):
     """Zeros in their place would be multiplied by the dampening, and do not suit sparse ones."""

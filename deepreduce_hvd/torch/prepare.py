@@ -77,13 +77,12 @@ class _Prepared(_Optimizer):
 
         RMSprop expects a momentum of each parameter if the run goes on without prepare. With SGD,
         embedding tables have one. Which parameters are tables may be known on some ranks only, so
-        all that may be tables have zeros until then, see :meth:`drop_momenta`.
+        all others that may be tables have zeros, see :meth:`drop_momenta`.
         """
         if not isinstance(self, (torch.optim.SGD, torch.optim.RMSprop)):
             return
         # not an attribute of the class: hvd.DistributedOptimizer begins with an empty state
-        before = vars(self).get("_zeros", {})
-        self._zeros = {}
+        before, self._zeros = vars(self).get("_zeros", {}), {}
         for parameter in self._stepped_without_momentum():
             if not isinstance(self, torch.optim.RMSprop) and not self._is_candidate(parameter):
                 continue
@@ -338,6 +337,7 @@ def prepare(optimizer, compressor):
             "a scheduler watches; create schedulers after prepare"
         )
     undo(optimizer, is_prepared(optimizer), wrapped=is_wrapped(optimizer))
+    vars(optimizer).pop("_zeros", None)  # a plain optimizer would write to them
     if compressor is None:
         return None
     refusal = refusal_of(optimizer)

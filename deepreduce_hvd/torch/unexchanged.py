@@ -70,10 +70,11 @@ class Unexchanged(StepListener):
 
     def end_step(self, optimizer):
         """Look at the gradients with which an optimizer has stepped."""
-        if self._has_warned or self._transport.size == 1:
+        # the size is not known after hvd.shutdown()
+        if self._has_warned or (self._steps is None and self._transport.size == 1):
             return
         names = self._names(optimizer)
-        if names:
+        if names and self._transport.size > 1:
             self._has_warned = True
             warn(f"{_text(names)}. {self._advice}")
 

@@ -31,15 +31,16 @@ class UnknownScale(StepListener):
         hvd.broadcast_optimizer_state makes a step before any gradient was exchanged.
         """
         adapter = self._adapter()
-        if adapter is None or adapter.transport.size == 1 or optimizer in self._looked_at:
+        if adapter is None or optimizer in self._looked_at:
             return
-        slots = [one for one in adapter.slots.values() if one.steps != one.untimed_steps]
-        if not slots:
+        if adapter.compressor.adapter is not adapter:  # it was closed, or registered with a model
+            return
+        owned = {one for group in optimizer.param_groups for one in group["params"]}
+        slots = [one for one in adapter.slots.values() if one.parameter in owned]
+        if not any(one.steps != one.untimed_steps and one.policy.memory.state for one in slots):
             return
         self._looked_at.add(optimizer)
-        delayed = {slot.parameter for slot in slots if slot.policy.delays}
-        owned = (one for group in optimizer.param_groups for one in group["params"])
-        if any(one in delayed for one in owned) and _is_called_by_a_scaler():
+        if adapter.transport.size > 1 and _is_called_by_a_scaler():
             adapter.warn_of_unknown_scale()
 
 
@@ -48,5 +49,6 @@ def _is_called_by_a_scaler():
     for frame in frames_of(sys._getframe(1)):
         if frame.f_globals.get("__name__") == _SCALERS:
             scaler = frame.f_locals.get("self")
-            return scaler is not None and scaler.is_enabled()
+            if scaler is not None:
+                return scaler.is_enabled()
     return False
