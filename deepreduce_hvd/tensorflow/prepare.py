@@ -85,7 +85,7 @@ class _Prepared(_Optimizer):
         )
 
     def _update(self, slot, gradient, variable, *learning_rate):
-        """Update a variable whose gradients are delayed, unless it is an embedding table."""
+        """Update a compressed variable: an embedding table with momentum, others without."""
         momentum = self._momentum()
 
         def update():

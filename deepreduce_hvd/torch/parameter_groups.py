@@ -6,8 +6,8 @@ import torch
 def suits_tables(group):
     """Return whether embedding tables of a group keep their momentum.
 
-    Ranks load and broadcast the state of an optimizer, perhaps before they know the tables. NAdam's
-    has the product of all momenta, which would have another value for tables.
+    Ranks load and broadcast the state of an optimizer, perhaps before they know the tables. The
+    state of NAdam has the product of all momenta, which would have another value for tables.
     """
     return "momentum_decay" not in group
 

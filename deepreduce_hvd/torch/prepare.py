@@ -216,8 +216,8 @@ class _Prepared(_Optimizer):
         It may not be known as long as all gradients were zero, or only one was not. A job that
         exchanges none never knows. Then Adam steps it as a table. A first step with momentum is the
         same as one without: its bias correction makes up for the factor of the gradient. SGD and
-        RMSprop step it as another layer. If it is a table, this changes when the first gradient
-        moves the parameter, but not how far.
+        RMSprop step it as another layer: without momentum, and as far as the gradient would move it
+        in all steps with momentum.
         """
         if slot.is_table is not None:
             return slot.is_table
