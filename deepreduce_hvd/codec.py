@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from deepreduce_hvd import backends, container
+from deepreduce_hvd.argument_checks import expect_keys, expect_unset
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.numpy_backend import encode_sparse_numpy, expect_elements, expect_scale
-from deepreduce_hvd.settings import expect_keys, expect_unset
 from deepreduce_hvd.stages.base import IndexCodec, Memory, Sparsifier, ValueCodec, is_built_in
 from deepreduce_hvd.stages.index_codecs import RawIndex
 from deepreduce_hvd.stages.memories import NoMemory, Residual

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from deepreduce_hvd import backends, container, layers_plot
+from deepreduce_hvd.argument_checks import changed
 from deepreduce_hvd.checkpoints.configuration import configuration_of
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Auto, Communicator, Transport
 from deepreduce_hvd.coordination.collective_names import process_set_key, take_number
-from deepreduce_hvd.coordination.settings import Setting
+from deepreduce_hvd.coordination.compared_settings import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning import layout, policies
 from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.schedule.profile import Profile
-from deepreduce_hvd.settings import changed
 from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.statistics import summary_lines
 from deepreduce_hvd.terminal import show

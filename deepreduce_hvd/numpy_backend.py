@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from deepreduce_hvd import container, reference
+from deepreduce_hvd.argument_checks import is_integer, is_number
 from deepreduce_hvd.arrays import expect_apart, expect_array
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.native import core as _native
 from deepreduce_hvd.numerics.exact_math import is_nonzero
-from deepreduce_hvd.settings import is_integer, is_number
 from deepreduce_hvd.stages.base import is_built_in
 from deepreduce_hvd.stages.index_codecs import RawIndex
 from deepreduce_hvd.stages.memories import NoMemory

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deepreduce_hvd import container
+from deepreduce_hvd.argument_checks import is_integer
 from deepreduce_hvd.arrays import expect_array
 from deepreduce_hvd.communicators import Allgather, Communicator
 from deepreduce_hvd.communicators.exchange import Exchange
@@ -18,7 +19,6 @@ from deepreduce_hvd.coordination.collective_names import collective_name, proces
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.numerics.exact_math import is_nonzero
 from deepreduce_hvd.recent import Recent
-from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stages.base import IndexCodec, ValueCodec
 from deepreduce_hvd.stages.index_codecs import Rice
 from deepreduce_hvd.stages.value_codecs import RawValue

@@ -7,11 +7,11 @@ import reprlib
 from collections.abc import Mapping, Sequence
 
 from deepreduce_hvd import container
+from deepreduce_hvd.argument_checks import expect_integer, is_number
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Communicator
 from deepreduce_hvd.communicators.base import expect_exchange
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import expect_integer, is_number
 from deepreduce_hvd.stages.base import IndexCodec, Memory, Sparsifier, ValueCodec, overrides
 from deepreduce_hvd.stages.index_codecs.bloom import Bloom
 from deepreduce_hvd.stages.sparsifiers.threshold import Threshold

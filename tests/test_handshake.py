@@ -9,7 +9,7 @@ import pytest
 from threaded_ranks import Group, ThreadedTransport, on_all
 
 from deepreduce_hvd.coordination import handshake, handshake_messages
-from deepreduce_hvd.coordination.settings import Setting, warns_first_rank
+from deepreduce_hvd.coordination.compared_settings import Setting, warns_first_rank
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
 

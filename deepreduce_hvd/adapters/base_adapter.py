@@ -3,8 +3,8 @@
 from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.compared_settings import known_tables, step_counters
 from deepreduce_hvd.coordination.launchers import is_elastic, why_alone
-from deepreduce_hvd.coordination.settings import known_tables, step_counters
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning import layout
 from deepreduce_hvd.user_warnings import warn

@@ -18,9 +18,9 @@ import math
 
 import numpy as np
 
+from deepreduce_hvd.argument_checks import is_integer, is_number
 from deepreduce_hvd.communicators.wire import REDUCTIONS, SUM
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_integer, is_number
 from deepreduce_hvd.stages.memories.saturated import saturated_mean
 
 _VERSION = 1

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from deepreduce_hvd import container
+from deepreduce_hvd.argument_checks import is_integer
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_integer
 
 
 class Configuration(NamedTuple):

@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 
+from deepreduce_hvd.argument_checks import is_integer, is_number
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_integer, is_number
 
 _NUMBERS = ("shard", "shards")
 _KEYS = (*_NUMBERS, "dims", "divided_after")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deepreduce_hvd.argument_checks import is_integer
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stages.base import Memory
 
 if TYPE_CHECKING:

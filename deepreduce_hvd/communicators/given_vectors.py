@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from deepreduce_hvd.argument_checks import is_number
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.base import Communicator, expect_exchange
@@ -18,7 +19,6 @@ from deepreduce_hvd.communicators.shared_random_k import SharedRandomK
 from deepreduce_hvd.communicators.sparse_sum import SparseSum
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.numerics.exact_math import is_nonzero
-from deepreduce_hvd.settings import is_number
 from deepreduce_hvd.stages.memories import NoMemory
 from deepreduce_hvd.stages.sparsifiers import TopK
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from deepreduce_hvd.argument_checks import expect_integer
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.base import Communicator, Transport, expect_exchange
@@ -15,7 +16,6 @@ from deepreduce_hvd.communicators.sparse_sum import SparseSum, failed, merged
 from deepreduce_hvd.communicators.sums import BucketSum, CompleteSum
 from deepreduce_hvd.errors import DeepReduceError, InvalidArgumentError
 from deepreduce_hvd.numerics.exact_math import is_nonzero
-from deepreduce_hvd.settings import expect_integer
 from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.stages.index_codecs import RawIndex
 from deepreduce_hvd.stages.sparsifiers import NoneSparsifier

@@ -60,7 +60,7 @@ def agree(adapter, with_steps=True):
 
     Args:
         adapter: adapter of the compressor. Its ``describe(with_steps)`` returns the list of
-            :class:`~deepreduce_hvd.coordination.settings.Setting`.
+            :class:`~deepreduce_hvd.coordination.compared_settings.Setting`.
         with_steps: whether step counters must be equal too. False in elastic training, where all
             ranks call this in the same order.
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from deepreduce_hvd import communicators
+from deepreduce_hvd.argument_checks import is_integer, is_number
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_integer, is_number
 from deepreduce_hvd.stages import (
     index_codecs as index,
     memories as memory,

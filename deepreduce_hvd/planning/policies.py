@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
+from deepreduce_hvd.argument_checks import expect_float, expect_integer, is_integer
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
-from deepreduce_hvd.settings import expect_float, expect_integer, is_integer
 from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.stages.index_codecs import RLE, Rice
 from deepreduce_hvd.stages.memories import NoMemory, Residual

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from deepreduce_hvd.argument_checks import is_integer, is_number
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_integer, is_number
 
 #: the largest integer up to which float64 is exact
 _MOST = 2**53

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from deepreduce_hvd.argument_checks import is_number
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.costs import Traffic, levels_of, traffic, value_bits_of
 from deepreduce_hvd.schedule.fields import expect, set_fields, text_of
 from deepreduce_hvd.schedule.tables import Table
-from deepreduce_hvd.settings import is_number
 
 #: Seconds per message of a link of which only the rate is known.
 DEFAULT_LATENCY = 1e-4

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from deepreduce_hvd.argument_checks import is_number
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import is_number
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from deepreduce_hvd.argument_checks import expect_unset
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import expect_unset
 
 #: The state arrays of a memory, (d,) float32 each.
 Arrays = tuple[np.ndarray, ...]

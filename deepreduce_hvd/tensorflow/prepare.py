@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
 
+from deepreduce_hvd.base_preparation import (
+    Preparation,
+    expect_one_compressor,
+    momentum_in_use,
+    undo,
+)
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import Preparation, expect_one_compressor, momentum_in_use, undo
 from deepreduce_hvd.tensorflow.graph import is_exported
 from deepreduce_hvd.tensorflow.local_variables import local_variable
 from deepreduce_hvd.user_warnings import warn

@@ -15,8 +15,8 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
+from deepreduce_hvd.coordination.compared_settings import Setting
 from deepreduce_hvd.coordination.peers import ranks_text
-from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.tensorflow.local_variables import read
 from deepreduce_hvd.tensorflow.ops import DTYPES
 from deepreduce_hvd.user_warnings import warn

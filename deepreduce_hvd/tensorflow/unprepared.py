@@ -4,8 +4,8 @@ import sys
 
 import tensorflow as tf
 
+from deepreduce_hvd.base_preparation import warning
 from deepreduce_hvd.coordination.frames import frames_of
-from deepreduce_hvd.preparation import warning
 from deepreduce_hvd.tensorflow.prepare import KNOWN, is_prepared, kind_of, momentum_of
 
 

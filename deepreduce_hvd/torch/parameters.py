@@ -5,7 +5,7 @@ import zlib
 
 import torch
 
-from deepreduce_hvd.coordination.settings import Setting, warns_first_rank
+from deepreduce_hvd.coordination.compared_settings import Setting, warns_first_rank
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.ops import DTYPES
 from deepreduce_hvd.torch.slot import Slot
@@ -183,7 +183,7 @@ def values_of(parameters, warning, transport):
     Args:
         parameters: name of a parameter -> the parameter, or this rank's part of it.
         warning, transport: as for
-            :func:`~deepreduce_hvd.coordination.settings.warns_first_rank`.
+            :func:`~deepreduce_hvd.coordination.compared_settings.warns_first_rank`.
     """
     sums = [f"{name} {_sum_of_bits(one.detach())}" for name, one in parameters.items()]
     return Setting("values of parameters", sums, warns_first_rank(warning, transport))

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import (
+from deepreduce_hvd.base_preparation import (
     Preparation,
     expect_one_compressor,
     momentum_in_use,
     undo,
     warning,
 )
+from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.optimizer_kinds import (
     USE_ANOTHER,
     is_wrapped,

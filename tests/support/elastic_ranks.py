@@ -8,8 +8,8 @@ from threaded_ranks import Group, Lost, ThreadedTransport, on_all
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.checkpoints.configuration import Configuration
 from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.compared_settings import Setting, step_counters
 from deepreduce_hvd.coordination.elastic import MemoryKeeper, save_together
-from deepreduce_hvd.coordination.settings import Setting, step_counters
 
 SIZES = {"a": 3, "b": 1, "dense": None}
 CONFIGURATION = Configuration(0x1234ABCD, {})

@@ -5,10 +5,10 @@ import struct
 
 import numpy as np
 
+from deepreduce_hvd.argument_checks import expect_float
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 from deepreduce_hvd.numerics.exact_log import LN2, exact_log
 from deepreduce_hvd.numerics.random import mix64, random32, random_below
-from deepreduce_hvd.settings import expect_float
 from deepreduce_hvd.stages.base import IndexCodec
 from deepreduce_hvd.stages.registry import register
 from deepreduce_hvd.stages.sections import expect_empty, unpack_header

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from deepreduce_hvd.settings import expect_float
+from deepreduce_hvd.argument_checks import expect_float
 from deepreduce_hvd.stages.base import Arrays, Memory
 from deepreduce_hvd.stages.memories.saturated import saturated_difference, saturated_sum
 

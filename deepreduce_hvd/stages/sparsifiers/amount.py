@@ -2,8 +2,8 @@
 
 import math
 
+from deepreduce_hvd.argument_checks import expect_float, expect_integer, is_integer
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import expect_float, expect_integer, is_integer
 
 
 def expect_amount(name, ratio, k):

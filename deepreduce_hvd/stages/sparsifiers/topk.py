@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from deepreduce_hvd.argument_checks import expect_float, expect_integer
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.settings import expect_float, expect_integer
 from deepreduce_hvd.stages.base import Sparsifier
 from deepreduce_hvd.stages.sparsifiers.amount import expect_amount, kept_count
 

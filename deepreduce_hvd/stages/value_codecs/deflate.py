@@ -4,8 +4,8 @@ import zlib
 
 import numpy as np
 
+from deepreduce_hvd.argument_checks import expect_integer
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
-from deepreduce_hvd.settings import expect_integer
 from deepreduce_hvd.stages.base import ValueCodec
 from deepreduce_hvd.stages.registry import register
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from deepreduce_hvd.argument_checks import expect_integer
 from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numerics.bits import pack_fields, unpack_fields
-from deepreduce_hvd.settings import expect_integer
 from deepreduce_hvd.stages.base import ValueCodec
 from deepreduce_hvd.stages.registry import register
 

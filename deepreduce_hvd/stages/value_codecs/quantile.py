@@ -5,10 +5,10 @@ import struct
 
 import numpy as np
 
+from deepreduce_hvd.argument_checks import expect_integer
 from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numerics import huffman_code
 from deepreduce_hvd.numerics.bits import bit_width_of, pack_fields, unpack_fields
-from deepreduce_hvd.settings import expect_integer
 from deepreduce_hvd.stages.base import ValueCodec
 from deepreduce_hvd.stages.registry import register
 from deepreduce_hvd.stages.sections import unpack_header

@@ -20,7 +20,7 @@ from deepreduce_hvd.checkpoints import sharded_checkpoint
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import collective_name
-from deepreduce_hvd.coordination.settings import Setting
+from deepreduce_hvd.coordination.compared_settings import Setting
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.torch.ddp.base import DistributedAdapter, expect_unused
 from deepreduce_hvd.torch.ddp.buckets import BucketJob
