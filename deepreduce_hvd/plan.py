@@ -37,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
         help="a profile (JSON); or layer times (CSV or JSON: name, elements, backward_seconds), in "
         "the order of the model. Several profiles are of several ranks: the slowest counts",
     )
-    parser.add_argument("--hosts", help=f"numbers of hosts; default {_DEFAULT_HOSTS}")
+    parser.add_argument(
+        "--hosts", default=_DEFAULT_HOSTS, help="numbers of hosts; default %(default)s"
+    )
     parser.add_argument(
         "--link",
         help="links between hosts, such as 100mbit,10gbit:25us (seconds per message after the "
@@ -82,6 +84,9 @@ def _loaded(arguments: argparse.Namespace) -> tuple[Profile, list[str]]:
     for what in ("forward", "update", "encode", "decode"):
         value = getattr(arguments, what)
         expect(value is None or 0 <= value < float("inf"), f"--{what}", "at least 0", value)
+    delay, per_host = arguments.delay, arguments.ranks_per_host
+    expect(delay is None or 0 <= delay <= 1, "--delay", "a number in [0, 1]", delay)
+    expect(per_host is None or per_host >= 1, "--ranks-per-host", "at least 1", per_host)
     notes = []
     forward = profile.forward_seconds if arguments.forward is None else arguments.forward
     if forward == 0 and arguments.forward is None:
@@ -126,14 +131,14 @@ def _networks(arguments: argparse.Namespace, profile: Profile) -> dict[str, list
     measured = profile.link()
     default = _MEASURED if measured is not None else _DEFAULT_LINK
     hosts = []
-    for text in (arguments.hosts or _DEFAULT_HOSTS).split(","):
+    for text in arguments.hosts.split(","):
         good = text.strip().isdecimal() and len(text.strip()) < 10 and int(text) >= 1
         expect(good, "--hosts", "numbers such as 2,4,16", reprlib.repr(arguments.hosts))
         hosts.append(int(text))
     per_host = arguments.ranks_per_host
     per_host = profile.ranks_per_host if per_host is None else per_host
     networks = {}
-    for text in (arguments.link or default).split(","):
+    for text in (default if arguments.link is None else arguments.link).split(","):
         if text.strip() == _MEASURED:
             expect(
                 measured is not None, "--link measured", "a profile with a measured link", "none"
@@ -238,7 +243,8 @@ def _run(arguments: argparse.Namespace) -> None:
         _expect_a_picture_can_be_drawn(arguments.plot)
     profile, notes = _loaded(arguments)
     networks = _networks(arguments, profile)
-    rules = [rule.strip() for rule in arguments.rules.split(",")] if arguments.rules else [*RULES]
+    given = arguments.rules
+    rules = [*RULES] if given is None else [rule.strip() for rule in given.split(",")]
     for rule in rules:
         expect(rule in RULES, "--rules", f"some of {', '.join(RULES)}", repr(rule))
     density = arguments.density
@@ -260,7 +266,7 @@ def _run(arguments: argparse.Namespace) -> None:
         _show(profile, of_link, rules, density)
     first = next(iter(networks.values()))[0]
     if arguments.plot or arguments.trace:
-        shown = rules if arguments.rules else _DRAWN
+        shown = _DRAWN if given is None else rules
         timelines = {rule: predict(rule, profile, first, density)[0] for rule in shown}
         if arguments.plot:
             draw(timelines, arguments.plot, f"{first.hosts} hosts, {first.link.name}")

@@ -32,6 +32,18 @@ def used(hvd, **options):
     return parameter, compressor
 
 
+def test_a_refused_compressor_does_not_stop_other_optimizers():
+    """A notebook keeps the last exception, and so the half-made compressor."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    complex_one = torch.nn.Parameter(torch.zeros(4, dtype=torch.complex64))
+    with pytest.raises(dr.InvalidArgumentError, match="view_as_real") as kept:
+        dr.Compressor(parameters=[("weight", complex_one)])
+    parameter.grad = torch.ones(3)
+    torch.optim.SGD([parameter], lr=0.5).step()
+    assert parameter.tolist() == [0.5] * 3
+    del kept
+
+
 def uses(parameter, path):
     """Return {what: function that uses a compressor}."""
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)

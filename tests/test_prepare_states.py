@@ -325,3 +325,28 @@ def test_groups_are_back_after_a_step_that_fails():
     with pytest.raises(RuntimeError, match="no more data"):
         optimizer.step(closure)
     assert optimizer.param_groups is groups
+
+
+@pytest.mark.parametrize("order", ["load, prepare", "prepare, load"])
+def test_a_loaded_state_stays_a_state(order):
+    """Horovod makes a step of zeros on a rank without one, which would decay loaded weights."""
+    model = network()
+    compressor = compressor_of(model, dense_below=1)
+
+    def made():
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+    saved = dr.prepare(made(), compressor)
+    step(model, saved, torch.randn(8, 30))
+    optimizer = made()
+    for action in order.split(", "):
+        if action == "load":
+            optimizer.load_state_dict(saved.state_dict())
+        else:
+            dr.prepare(optimizer, compressor)
+    assert optimizer.state_dict()["state"] == saved.state_dict()["state"] != {}
+    before = [one.detach().clone() for one in model.parameters()]
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert all(map(torch.equal, model.parameters(), before))
+    fresh = dr.prepare(made(), compressor)
+    assert not fresh.state

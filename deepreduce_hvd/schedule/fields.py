@@ -145,5 +145,6 @@ def parsed(text: str, kind: str, version: int, where: str) -> dict[str, Any]:
     data = json_of(text, where)
     expect(isinstance(data, dict), where, "a JSON object", type(data).__name__)
     expect(data.get("format") == kind, f"{where} format", repr(kind), repr(data.get("format")))
-    expect(data.get("version") == version, f"{where} version", version, data.get("version"))
+    got = data.get("version")
+    expect(is_integer(got) and got == version, f"{where} version", version, repr(got))
     return data

@@ -1,20 +1,27 @@
 """Keras optimizers that update a compressor's variables, but do not reduce their gradients.
 
 If a tape reduces, the optimizer is not among the callers of ``compress``. So it is looked for among
-all objects of the process, once. It has its variables after its first step.
+all objects of the process. A loaded model has an optimizer that may never step. So an optimizer
+counts once its number of steps grows. A program may accumulate gradients before its optimizer first
+steps. So the search is repeated, until an optimizer is known for each variable.
 """
 
 import gc
 import sys
+import weakref
 
 import tensorflow as tf
 
 from deepreduce_hvd.tensorflow.graph import is_exported
+from deepreduce_hvd.tensorflow.local_variables import read
 from deepreduce_hvd.tensorflow.unprepared import optimizer_that_reduces, warning_about
 from deepreduce_hvd.tensorflow.void_steps import missing_scale
 from deepreduce_hvd.user_warnings import warn
 
 _WHEN = "before the training step is traced"
+#: Steps after the first one in which the optimizers are looked at. The first look notes how many
+#: steps each of them has made.
+_DUE = (0, 1, 10, 100)
 
 
 class OptimizersInUse:
@@ -26,12 +33,14 @@ class OptimizersInUse:
 
     def __init__(self, adapter):
         self._adapter = adapter
-        self._slot = None  # the first one with a memory; the search is in its second step
-        self._step = 0
-        self._done = False
+        self._slot = None  # the first one with a memory, whose steps are counted
+        self._due = []  # step counters of the looks that are left
+        # optimizer -> its number of steps when it was found
+        self._known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._updated = set()  # names of the variables whose optimizer is known
 
     def look_for(self, slot, step):
-        """Look for the optimizers in the second step of this process.
+        """Look for the optimizers, in some of the first steps of this process.
 
         Args:
             slot: slot of the gradient that is compressed.
@@ -40,44 +49,60 @@ class OptimizersInUse:
         Returns:
             List of tensors that must be computed before the memory is used.
         """
-        if self._done or not slot.state or not tf.compat.v1.executing_eagerly_outside_functions():
+        if not slot.state or not tf.compat.v1.executing_eagerly_outside_functions():
             return []
         if is_exported() or optimizer_that_reduces()[0] is not None:  # that one is known
             return []
         if self._slot is None:
             with tf.init_scope():
-                self._slot, self._step = slot, slot.steps + 1
-        if slot is not self._slot:
+                self._slot, self._due = slot, [slot.steps + later for later in _DUE]
+        if slot is not self._slot or not self._due:
             return []
         if tf.executing_eagerly():
-            if int(step) >= self._step:
-                self._look()
+            if int(step) >= self._due[0]:
+                self._look(int(step))
             return []
-        is_due = tf.equal(step, self._step)
         found = tf.cond(
-            is_due, lambda: tf.numpy_function(self._look, [], tf.bool), lambda: tf.constant(True)
+            tf.reduce_any(tf.equal(step, self._due)),
+            lambda: tf.numpy_function(self._look, [step], tf.bool),
+            lambda: tf.constant(True),
         )
         return [tf.ensure_shape(found, [])]
 
-    def _look(self):
+    def _look(self, step):
         """Warn of momentum, and raise InvalidArgumentError if a loss scale is not known."""
-        if self._done:
+        if not self._due:
             return True
-        self._done = True
+        self._due = [due for due in self._due if due > step]
+        variables = self._adapter.variables.by_name()
+        self._check(variables)
+        if not variables.keys() <= self._updated:
+            for optimizer in _optimizers():
+                self._known.setdefault(optimizer, _steps_of(optimizer))
+            self._check(variables)
+        if variables.keys() <= self._updated:
+            self._due = []
+        return True
+
+    def _check(self, variables):
+        """Check the known optimizers that have stepped variables since they were first seen."""
         adapter = self._adapter
-        for optimizer in _optimizers():
-            inner = getattr(optimizer, "inner_optimizer", optimizer)
-            own = [one for one in adapter.variables.by_name().values() if _updates(inner, one)]
-            if not own:
+        for optimizer, steps in list(self._known.items()):
+            if _steps_of(optimizer) == steps:
                 continue
+            inner = getattr(optimizer, "inner_optimizer", optimizer)
+            names = [name for name, one in variables.items() if _updates(inner, one)]
+            if not names:
+                continue
+            self._updated.update(names)
             scales = getattr(optimizer, "dynamic", False) or hasattr(optimizer, "dynamic_scale")
             if scales and not adapter.void_steps.active:
                 raise missing_scale(optimizer, self._slot)
+            own = [variables[name] for name in names]
             message = warning_about(inner, adapter.compressor, own, _WHEN)
             if message is not None and not adapter.momentum_warned:
                 adapter.momentum_warned = True
                 warn(message)
-        return True
 
 
 def _optimizers():
@@ -107,3 +132,14 @@ def _updates(optimizer, variable):
         return any(one is variable or one.value is variable for one in of_keras_3)
     known = getattr(optimizer, "_index_dict", None) or getattr(optimizer, "_slots", {})
     return getattr(variable, "_unique_id", None) in known
+
+
+def _steps_of(optimizer):
+    """Return how many steps an optimizer and the one inside have made, a tuple.
+
+    In Keras 3, a LossScaleOptimizer counts the steps that it skips.
+    """
+    layers = optimizer, getattr(optimizer, "inner_optimizer", None)
+    # not the property: in an old optimizer of Keras 2, it creates the counter
+    counters = [getattr(one, "_iterations", None) for one in layers]
+    return tuple(0 if one is None else int(read(one)) for one in counters)

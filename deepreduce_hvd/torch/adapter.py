@@ -28,12 +28,13 @@ from deepreduce_hvd.torch.references import Kept, Probes
 from deepreduce_hvd.torch.transport import HorovodTransport
 from deepreduce_hvd.torch.unattached import unregistered
 from deepreduce_hvd.torch.unexchanged import Unexchanged
-from deepreduce_hvd.torch.waits import names_who_is_gone, watch
+from deepreduce_hvd.torch.waits import called_by_horovod, watch
 
 _HOST = torch.device("cpu")
 _OTHER_VALUES = (
     "{ranks} began with other values of the compressor's parameters than the first rank; call"
-    " hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step"
+    " hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step; if the"
+    " program changes the parameters for its backward pass only, nothing is wrong"
 )
 
 
@@ -123,9 +124,7 @@ class Adapter(TorchAdapter):
             self._tables_before = super().known_tables()
         return self._steps.begin(owner, self.device_path.sums(), self.layout, leads)
 
-    # Dynamo would trace it in a training step that is compiled as a whole
-    @torch._disable_dynamo
-    @names_who_is_gone
+    @called_by_horovod
     def compress(self, tensor):
         """Start the exchange of one gradient, as :meth:`Compressor.compress`."""
         started = time.perf_counter()
@@ -209,8 +208,7 @@ class Adapter(TorchAdapter):
 
     # --- decompress ---
 
-    @torch._disable_dynamo
-    @names_who_is_gone
+    @called_by_horovod
     def decompress(self, tensor, pending):
         """Return the reduced gradient, as :meth:`Compressor.decompress`.
 

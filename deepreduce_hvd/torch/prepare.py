@@ -118,24 +118,21 @@ class _Prepared(_Optimizer):
         zeros. All parameters have a momentum then, except those whose momenta are dropped. So those
         without one get zeros here. Parameters that may be embedding tables keep what they have.
         """
-        if not isinstance(self, torch.optim.SGD):
+        if not isinstance(self, torch.optim.SGD) or not self.state:
             return
-        dropped = {
-            parameter
-            for parameter in self._stepped_without_momentum()
-            if not self._is_candidate(parameter)
-        }
+        dropped = {one for one in self._stepped_without_momentum() if not self._is_candidate(one)}
         for parameter in dropped:
             state = self.state.get(parameter, {})
             state.pop("momentum_buffer", None)
             if not state:
                 self.state.pop(parameter, None)
-        for group in self.param_groups if self.state and self.keeps_a_state else ():
+        for group in self.param_groups if self.keeps_a_state else ():
             for parameter in group["params"] if momentum_of(group) else ():
                 if parameter.requires_grad and parameter not in dropped:
                     state = self.state[parameter]
                     if state.get("momentum_buffer") is None:
                         state["momentum_buffer"] = torch.zeros_like(parameter)
+        self._keep_a_state()
 
     def _is_candidate(self, parameter):
         """Return whether a parameter may be an embedding table, the same on all ranks."""

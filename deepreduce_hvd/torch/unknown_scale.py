@@ -33,7 +33,8 @@ class UnknownScale(StepListener):
         adapter = self._adapter()
         if adapter is None or optimizer in self._looked_at:
             return
-        if adapter.compressor.adapter is not adapter:  # it was closed, or registered with a model
+        # it was closed, or registered with a model, or its constructor raised an error
+        if getattr(adapter.compressor, "adapter", None) is not adapter:
             return
         owned = {one for group in optimizer.param_groups for one in group["params"]}
         slots = [one for one in adapter.slots.values() if one.parameter in owned]

@@ -89,16 +89,22 @@ def watch(adapter):
     return process_watcher
 
 
-def names_who_is_gone(method):
-    """Wrap a method of the adapter: add to a failure of Horovod which rank is gone.
+def called_by_horovod(method):
+    """Wrap a method of the adapter that Horovod calls.
 
-    The exception type stays the same.
+    A failure of Horovod says which rank is gone; the exception type stays the same. Dynamo does not
+    trace the method in a training step that is compiled as a whole. Tensors that the method makes
+    in inference mode can be written outside of it, as Horovod's thread and later steps do.
     """
 
+    @torch._disable_dynamo
     @functools.wraps(method)
     def call(adapter, *arguments):
         try:
-            return method(adapter, *arguments)
+            if not torch.is_inference_mode_enabled():
+                return method(adapter, *arguments)
+            with torch.inference_mode(False), torch.no_grad():
+                return method(adapter, *arguments)
         except HorovodInternalError as error:
             gone = adapter.watcher.explain()
             if not gone:

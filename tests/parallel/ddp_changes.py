@@ -12,6 +12,7 @@ import torch.distributed as dist
 from ddp_registration import random_part
 from ddp_tools import CODEC, Network, assert_equal_everywhere, batch, discarding_program, loss_of
 from scenario_runner import refused
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
@@ -199,3 +200,35 @@ def scenario_a_step_that_is_compiled_as_a_whole(directory):
     traced = {one.co_filename for one in torch._dynamo.utils.get_compilation_metrics()}
     assert any(path.endswith("ddp_changes.py") for path in traced), traced
     assert not any("deepreduce_hvd/" in path for path in traced), traced
+
+
+def scenario_an_optimizer_whose_state_is_sharded(directory):
+    """ZeroRedundancyOptimizer steps as the optimizer that it shards, with and without prepare."""
+    for kind, prepares in itertools.product((torch.optim.SGD, torch.optim.AdamW), (False, True)):
+        options = {"lr": 0.05, **({"momentum": 0.9} if kind is torch.optim.SGD else {})}
+        results = []
+        for shards in (False, True):
+            network = Network()
+            model = DistributedDataParallel(network)
+            compressor = dr.Compressor(CODEC, parameters=network.named_parameters(), dense_below=0)
+            compressor.register(model)
+            parameters = [*network.parameters()]
+            if shards:
+                optimizer = ZeroRedundancyOptimizer(parameters, optimizer_class=kind, **options)
+                inner = optimizer.optim
+            else:
+                optimizer = inner = kind(parameters, **options)
+            if prepares:
+                dr.prepare(inner, compressor)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for step in range(4):
+                    optimizer.zero_grad()
+                    _backward(model, step)
+                    optimizer.step()
+            ours = [text for text in map(str, caught) if "deepreduce_hvd: " in text]
+            assert len(ours) == (not prepares), ours  # that the optimizer has momentum
+            results.append([one.detach().clone() for one in parameters])
+            assert_equal_everywhere(network.named_parameters(), f"{kind.__name__} {prepares}")
+        for plain, sharded in zip(*results):
+            torch.testing.assert_close(sharded, plain, rtol=1e-6, atol=1e-7)

@@ -285,6 +285,24 @@ def scenario_a_scaler_that_the_compressor_does_not_know_is_named(directory):
         assert len(said) == (enabled and not known), (enabled, known, said)
 
 
+def scenario_a_state_after_join_is_complete(directory):
+    """The rank whose data ended first has no step after the last backward passes of the others."""
+    network = Network()
+    model, compressor = distributed(network)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    rank = dist.get_rank()
+    for epoch in range(2):
+        with model.join():
+            for number in range(2 + rank):
+                optimizer.zero_grad()
+                loss_of(model, number, rank).backward()
+                if epoch == 0 or rank or number == 0:
+                    optimizer.step()
+        texts = texts_of_warnings(compressor.state_dict)
+        found = [text for text in texts if "got one between backward() and step()" in text]
+        assert len(found) == (epoch == 1 and rank == 0), (epoch, texts)
+
+
 def scenario_loss_scales_that_differ_are_refused(directory):
     last = dist.get_rank() == dist.get_world_size() - 1
     scales = [8.0, 8.0, 4.0 if last else 8.0]
@@ -297,7 +315,9 @@ def scenario_loss_scales_that_differ_are_refused(directory):
     try:
         loss_of(model, 2, dist.get_rank()).backward()
     except dr.DeepReduceError as error:
-        assert "loss scale 4.0" in str(error) and "loss scale 8.0" in str(error), error
+        text = str(error)
+        assert "loss scale 4.0" in text and "loss scale 8.0" in text, text
+        assert "expected the same loss scale on every rank" in text and "join()" in text, text
     else:
         raise AssertionError("loss scales that differ were taken")
 

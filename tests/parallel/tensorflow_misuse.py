@@ -168,8 +168,8 @@ def scenario_models_of_keras_that_train_from_other_values_are_named(directory):
         assert len(texts) == (not callback and hvd.rank() == 0), texts
 
 
-def _trained_by_a_tape(optimizer, compressor, named, eager, scaled=False):
-    """Make three steps with a tape and a Keras optimizer."""
+def _trained_by_a_tape(optimizer, compressor, named, eager, scaled=False, passes=1):
+    """Make three steps of a number of passes with a tape and a Keras optimizer."""
 
     def step(images):
         with tf.GradientTape() as tape:
@@ -179,24 +179,36 @@ def _trained_by_a_tape(optimizer, compressor, named, eager, scaled=False):
         gradients = tape.gradient(loss, variables(named))
         if scaled:
             gradients = optimizer.get_unscaled_gradients(gradients)
-        optimizer.apply_gradients(zip(gradients, variables(named)))
+        if passes == 1:
+            optimizer.apply_gradients(zip(gradients, variables(named)))
+        return gradients
 
     step = step if eager else tf.function(step, autograph=False)
-    for number in range(3):
-        step(batch(number))
+    for number in range(3 * passes):
+        gradients = step(batch(number))
+        if passes > 1 and number % passes == passes - 1:
+            optimizer.apply_gradients(zip(gradients, variables(named)))
+
+
+def _idle(optimizer, named):
+    """Return an optimizer as a loaded model has it: it has made five steps, and makes none here."""
+    optimizer.build(variables(named))
+    optimizer.iterations.assign(5)
+    return optimizer
 
 
 def scenario_momentum_beside_a_tape_is_named(directory):
     """The optimizer is not among the callers of compress."""
     optimizers = tf.keras.optimizers
     for eager in (False, True):
-        for make, named_momentum, prepares in (
-            (lambda: optimizers.SGD(0.01, momentum=0.9), "SGD has momentum 0.9", False),
-            (lambda: optimizers.Adam(0.01), "Adam has beta_1 0.9", False),
-            (lambda: optimizers.legacy.Adam(0.01), "legacy.Adam has beta_1 0.9", False),
-            (lambda: optimizers.SGD(0.01), None, False),
-            (lambda: optimizers.Adagrad(0.01), None, False),
-            (lambda: optimizers.SGD(0.01, momentum=0.9), None, True),
+        for make, named_momentum, prepares, passes in (
+            (lambda: optimizers.SGD(0.01, momentum=0.9), "SGD has momentum 0.9", False, 1),
+            (lambda: optimizers.SGD(0.01, momentum=0.9), "SGD has momentum 0.9", False, 4),
+            (lambda: optimizers.Adam(0.01), "Adam has beta_1 0.9", False, 1),
+            (lambda: optimizers.legacy.Adam(0.01), "legacy.Adam has beta_1 0.9", False, 1),
+            (lambda: optimizers.SGD(0.01), None, False, 1),
+            (lambda: optimizers.Adagrad(0.01), None, False, 1),
+            (lambda: optimizers.SGD(0.01, momentum=0.9), None, True, 4),
         ):
             named = model()
             compressor, optimizer = compressor_of(named), make()
@@ -204,9 +216,11 @@ def scenario_momentum_beside_a_tape_is_named(directory):
                 optimizer = dr.prepare(optimizer, compressor)
             others = optimizers.SGD(0.01, momentum=0.9)  # of variables that are not compressed
             others.build([tf.Variable(1.0)])
+            idle = _idle(optimizers.RMSprop(0.01, momentum=0.9), named)
             texts = texts_of_warnings(
-                lambda: _trained_by_a_tape(optimizer, compressor, named, eager)
+                lambda: _trained_by_a_tape(optimizer, compressor, named, eager, passes=passes)
             )
+            assert int(idle.iterations) == 5
             found = [text for text in texts if "which costs accuracy" in text]
             assert len(found) == (named_momentum is not None), (eager, named_momentum, texts)
             assert all(named_momentum in text and "dr.prepare(" in text for text in found), found
@@ -214,19 +228,23 @@ def scenario_momentum_beside_a_tape_is_named(directory):
 
 def scenario_a_loss_scale_beside_a_tape_is_needed(directory):
     for eager in (False, True):
-        for prepares in (False, True):
+        for prepares, passes in ((False, 1), (True, 1), (False, 4)):
             named = model()
             compressor = compressor_of(named)
             inner = tf.keras.optimizers.Adagrad(0.01)
             inner = dr.prepare(inner, compressor) if prepares else inner
             optimizer = tf.keras.mixed_precision.LossScaleOptimizer(inner)
             with refused("loss_scale: expected the scale of Keras' LossScaleOptimizer"):
-                _trained_by_a_tape(optimizer, compressor, named, eager, scaled=True)
+                _trained_by_a_tape(optimizer, compressor, named, eager, scaled=True, passes=passes)
         named = model()
+        idle = _idle(
+            tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.01)), named
+        )
         fixed = tf.keras.mixed_precision.LossScaleOptimizer(
             tf.keras.optimizers.SGD(0.01), dynamic=False, initial_scale=8.0
         )
         _trained_by_a_tape(fixed, compressor_of(named), named, eager, scaled=True)
+        assert int(idle.iterations) == 5
 
 
 def scenario_an_optimizer_of_two_compressors_is_refused(directory):

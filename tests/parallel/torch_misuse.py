@@ -79,6 +79,26 @@ def scenario_ranks_that_begin_with_other_values_are_named(directory):
                 assert f"{others} began with other values" in text, text
 
 
+def scenario_steps_in_inference_mode(directory):
+    """What a step makes there can be written outside of it later."""
+    results = []
+    for inference, codec in itertools.product((False, True), (dr.recommended_codec(), "dense")):
+        network = model()
+        optimizer, _ = distributed(network, codec)
+        for number in range(4):
+            optimizer.zero_grad()
+            backward(network, number)
+            with torch.inference_mode(inference and number % 2 == 1):
+                optimizer.step()
+        assert_equal_everywhere(network.named_parameters(), f"{inference} {codec}")
+        assert not any(one.grad.is_inference() for one in network.parameters())
+        results.append([one.detach().clone() for one in network.parameters()])
+    half = len(results) // 2
+    if hvd.size() == 2:  # the order of a sum of more values varies
+        for plain, other in zip(results[:half], results[half:]):
+            assert all(torch.equal(*pair) for pair in zip(plain, other))
+
+
 def scenario_a_closure_is_named(directory):
     network = model()
     optimizer, _ = distributed(network)

@@ -190,10 +190,12 @@ def test_as_a_module(layers):
         (["--density", "2"], r"--density: expected a number in (0, 1], got 2.0"),
         (["--rules", "best"], "--rules: expected some of serial"),
         (["--encode", "-1"], "--encode: expected at least 0"),
-        (
-            ["--ranks-per-host", "0"],
-            "network ranks_per_host: expected an integer of 1 to 2^53, got 0",
-        ),
+        (["--ranks-per-host", "0"], "--ranks-per-host: expected at least 1, got 0"),
+        (["--delay", "-1"], "--delay: expected a number in [0, 1], got -1.0"),
+        (["--delay", "nan"], "--delay: expected a number in [0, 1], got nan"),
+        (["--hosts", ""], "--hosts: expected numbers such as 2,4,16, got ''"),
+        (["--link", ""], "link: expected a rate such as 100mbit, 1gbit or 10gbit:25us, got ''"),
+        (["--rules", ""], "--rules: expected some of serial"),
     ],
 )
 def test_wrong_arguments(layers, arguments, text, capsys):

@@ -252,7 +252,7 @@ class DdpAdapter(DistributedAdapter):
         expect_no_capture(bucket.buffer().device)
         backward_pass = self._pass
         if bucket.index() == 0 or backward_pass is None:
-            backward_pass = self._begin()
+            backward_pass = self._begin(has_batch=_in_backward())
         job = self._new_job(backward_pass, bucket.buffer())
         self._start(backward_pass, job, lambda: self._gradients_in(bucket, job))
         if bucket.is_last():

@@ -166,13 +166,17 @@ class DistributedAdapter(TorchAdapter, StepListener):
         """Return the names of the parameters in each bucket of the last backward pass, if any."""
         return None if self._pass is None else self._pass.buckets
 
-    def _begin(self, task=None):
+    def _begin(self, task=None, has_batch=True):
         """End the last step, begin that of a backward pass, and return the pass.
 
         An error is raised by the first job of the pass, so that the other ranks get it too.
+
+        Args:
+            task: as for :class:`~deepreduce_hvd.adapters.backward_pass.BackwardPass`.
+            has_batch: whether this rank has a backward pass; if not, no optimizer steps after it.
         """
         backward_pass = BackwardPass(task)
-        self._has_stepped = False
+        self._has_stepped = self._has_stepped and not has_batch
         try:
             last = self._wait_for_results()
             self._follow()

@@ -17,6 +17,7 @@ import hashlib
 import itertools
 import math
 import os
+import re
 import socket
 import time
 import weakref
@@ -42,6 +43,8 @@ _TEXT_BYTES = 2000
 #: maximum time in seconds to tell the other ranks about a failure
 _ANNOUNCE_SECONDS = 5.0
 _PAUSE_SECONDS = 1e-3
+#: what :mod:`~deepreduce_hvd.torch.ddp.buckets` adds to names
+_LOSS_SCALE = re.compile(r"\.loss scale \d+(\.\d+)?(e[+-]?\d+)?")
 #: a gather is padded to equal sizes if that makes it at most this many times as large
 _MOST_PADDING = 2
 #: {numbers of the members, as text: number of groups so far}; a store may outlive its job, so that
@@ -259,6 +262,12 @@ class DistributedTransport(Transport):
             bytes(row).rstrip(b"\0").decode(errors="replace") for row in self._gather_equal(own)
         ]
         shown = "; ".join(f"{name} on rank {rank}" for rank, name in zip(self._ranks, names))
+        if len({_LOSS_SCALE.sub("", name) for name in names}) == 1:
+            raise InvalidArgumentError(
+                f"expected the same loss scale on every rank, got {shown}; in join(), the scale"
+                " must not change, because a rank without batches does not call update() of its"
+                " GradScaler"
+            )
         raise InvalidArgumentError(
             f"expected the same gradients in the same step on every rank, got {shown}; give every"
             " rank the same model and settings, and the same number of backward passes that"
