@@ -244,7 +244,7 @@ class Adapter(BaseAdapter):
         self._warn_of_momentum()
         with tf.device("CPU:0"):
             step = slot.steps_taken.read_value()  # before a way or an encoder increments it
-            begun = [*begun, *self.optimizers.look_for(slot, step)]
+            begun = [*begun, *self.optimizers.look_for(slot)]
         if self.auto is not None and slot.choice is not None:
             return self.auto.begin(slot, tensor, begun, step, last_scale)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None

@@ -1,27 +1,28 @@
 """Keras optimizers that update a compressor's variables, but do not reduce their gradients.
 
 If a tape reduces, the optimizer is not among the callers of ``compress``. So it is looked for among
-all objects of the process. A loaded model has an optimizer that may never step. So an optimizer
-counts once its number of steps grows. A program may accumulate gradients before its optimizer first
-steps. So the search is repeated, until an optimizer is known for each variable.
+all objects of the process. An optimizer counts once its number of steps grows: that of a loaded
+model may never step. A program may accumulate gradients before its optimizer first steps. So the
+search is repeated a few times, until an optimizer is known for each variable.
 """
 
 import gc
 import sys
 import weakref
+from typing import Any
 
 import tensorflow as tf
 
 from deepreduce_hvd.tensorflow.graph import is_exported
-from deepreduce_hvd.tensorflow.local_variables import read
+from deepreduce_hvd.tensorflow.local_variables import local_variable, read
 from deepreduce_hvd.tensorflow.unprepared import optimizer_that_reduces, warning_about
 from deepreduce_hvd.tensorflow.void_steps import missing_scale
 from deepreduce_hvd.user_warnings import warn
 
 _WHEN = "before the training step is traced"
-#: Steps after the first one in which the optimizers are looked at. The first look notes how many
-#: steps each of them has made.
-_DUE = (0, 1, 10, 100)
+#: The reductions before which the optimizers are looked at. The first look notes how many steps
+#: each of them has made.
+_LOOKS = (1, 2, 11, 101)
 
 
 class OptimizersInUse:
@@ -33,18 +34,17 @@ class OptimizersInUse:
 
     def __init__(self, adapter):
         self._adapter = adapter
-        self._slot = None  # the first one with a memory, whose steps are counted
-        self._due = []  # step counters of the looks that are left
-        # optimizer -> its number of steps when it was found
-        self._known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._slot = None  # the first one with a memory, whose reductions are counted
+        self._reductions: Any = None  # their number, a variable
+        self._left = len(_LOOKS)
+        self._known = {}  # id of an optimizer -> (weak reference to it, its number of steps)
         self._updated = set()  # names of the variables whose optimizer is known
 
-    def look_for(self, slot, step):
+    def look_for(self, slot):
         """Look for the optimizers, in some of the first steps of this process.
 
         Args:
             slot: slot of the gradient that is compressed.
-            step: its step counter before this step, a tensor.
 
         Returns:
             List of tensors that must be computed before the memory is used.
@@ -54,41 +54,47 @@ class OptimizersInUse:
         if is_exported() or optimizer_that_reduces()[0] is not None:  # that one is known
             return []
         if self._slot is None:
-            with tf.init_scope():
-                self._slot, self._due = slot, [slot.steps + later for later in _DUE]
-        if slot is not self._slot or not self._due:
+            # the step counter of the slot may be loaded from a checkpoint, and so may skip a look
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._slot, self._reductions = slot, local_variable(tf.constant(0, tf.int64))
+        if slot is not self._slot or not self._left:
             return []
-        if tf.executing_eagerly():
-            if int(step) >= self._due[0]:
-                self._look(int(step))
-            return []
-        found = tf.cond(
-            tf.reduce_any(tf.equal(step, self._due)),
-            lambda: tf.numpy_function(self._look, [step], tf.bool),
-            lambda: tf.constant(True),
-        )
+        with tf.device("CPU:0"):
+            number = self._reductions.assign_add(1, read_value=True)
+            if tf.executing_eagerly():
+                if int(number) in _LOOKS:
+                    self._look()
+                return []
+            found = tf.cond(
+                tf.reduce_any(tf.equal(number, _LOOKS)),
+                lambda: tf.numpy_function(self._look, [], tf.bool),
+                lambda: tf.constant(True),
+            )
         return [tf.ensure_shape(found, [])]
 
-    def _look(self, step):
+    def _look(self):
         """Warn of momentum, and raise InvalidArgumentError if a loss scale is not known."""
-        if not self._due:
+        if not self._left:
             return True
-        self._due = [due for due in self._due if due > step]
+        self._left -= 1
         variables = self._adapter.variables.by_name()
         self._check(variables)
         if not variables.keys() <= self._updated:
             for optimizer in _optimizers():
-                self._known.setdefault(optimizer, _steps_of(optimizer))
+                known, _ = self._known.get(id(optimizer), (lambda: None, ()))
+                if known() is not optimizer:  # ids are used again
+                    self._known[id(optimizer)] = weakref.ref(optimizer), _steps_of(optimizer)
             self._check(variables)
         if variables.keys() <= self._updated:
-            self._due = []
+            self._left = 0
         return True
 
     def _check(self, variables):
-        """Check the known optimizers that have stepped variables since they were first seen."""
+        """Check the known optimizers that have stepped variables since they were found."""
         adapter = self._adapter
-        for optimizer, steps in list(self._known.items()):
-            if _steps_of(optimizer) == steps:
+        for known, steps in list(self._known.values()):
+            optimizer = known()
+            if optimizer is None or _steps_of(optimizer) <= steps:
                 continue
             inner = getattr(optimizer, "inner_optimizer", optimizer)
             names = [name for name, one in variables.items() if _updates(inner, one)]
@@ -135,11 +141,16 @@ def _updates(optimizer, variable):
 
 
 def _steps_of(optimizer):
-    """Return how many steps an optimizer and the one inside have made, a tuple.
+    """Return how many steps an optimizer has made, with those of the one inside.
 
-    In Keras 3, a LossScaleOptimizer counts the steps that it skips.
+    In Keras 3, a LossScaleOptimizer counts the steps that it skips, but not the one inside.
     """
-    layers = optimizer, getattr(optimizer, "inner_optimizer", None)
-    # not the property: in an old optimizer of Keras 2, it creates the counter
-    counters = [getattr(one, "_iterations", None) for one in layers]
-    return tuple(0 if one is None else int(read(one)) for one in counters)
+    total = 0
+    for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        # not the property: in an old optimizer of Keras 2, it creates the counter
+        counter = getattr(one, "_iterations", None)
+        try:
+            total += 0 if counter is None else int(read(counter))
+        except Exception:  # an optimizer of another graph or another framework, which steps nothing
+            continue
+    return total

@@ -95,7 +95,7 @@ def _reduce_slices(adapter, slices, slot, variable, op):
         last_scale = slot.scale_to_compare()
         position = position_of(adapter.compressor, slot, 0)  # the records have the step
         begun = adapter.void_steps.begin(slot, slices.values, last_scale)
-        begun += adapter.optimizers.look_for(slot, step)
+        begun += adapter.optimizers.look_for(slot)
         if slot.table is None:
             numbers = adapter.numbers[slot.policy].at(step)
         else:

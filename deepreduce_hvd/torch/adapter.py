@@ -33,8 +33,8 @@ from deepreduce_hvd.torch.waits import called_by_horovod, watch
 _HOST = torch.device("cpu")
 _OTHER_VALUES = (
     "{ranks} began with other values of the compressor's parameters than the first rank; call"
-    " hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step; if the"
-    " program changes the parameters for its backward pass only, nothing is wrong"
+    " hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step; ignore"
+    " this if the program changes the parameters on purpose, for its backward pass only"
 )
 
 

@@ -44,10 +44,11 @@ def memory_for(gradient, parameter, made, in_place):
     """Return a tensor of the gradient's shape and dtype for its sum.
 
     It has the strides of :func:`layout_for`. With ``in_place`` it is the gradient's own memory,
-    where possible.
+    where possible. Memory of inference mode, in which Horovod makes missing gradients if the step
+    is in it, may not be written outside of it.
     """
     like = layout_for(gradient, parameter, made)
-    if in_place and like is gradient:
+    if in_place and like is gradient and not gradient.is_inference():
         return gradient.detach()
     return torch.empty_like(like, dtype=gradient.dtype, device=gradient.device, requires_grad=False)
 

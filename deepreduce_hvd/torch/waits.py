@@ -92,9 +92,9 @@ def watch(adapter):
 def called_by_horovod(method):
     """Wrap a method of the adapter that Horovod calls.
 
-    A failure of Horovod says which rank is gone; the exception type stays the same. Dynamo does not
-    trace the method in a training step that is compiled as a whole. Tensors that the method makes
-    in inference mode can be written outside of it, as Horovod's thread and later steps do.
+    A failure of Horovod says which rank is gone; the exception type stays the same. Dynamo never
+    traces the method. Tensors that it makes in inference mode can be written outside of it, as
+    Horovod's thread and later steps do.
     """
 
     @torch._disable_dynamo

@@ -1,5 +1,6 @@
 """Test that training that ranks do wrong is named, with TensorFlow. Run by tensorflow_scenarios.py."""
 
+import itertools
 import os
 import re
 from unittest import mock
@@ -168,8 +169,11 @@ def scenario_models_of_keras_that_train_from_other_values_are_named(directory):
         assert len(texts) == (not callback and hvd.rank() == 0), texts
 
 
-def _trained_by_a_tape(optimizer, compressor, named, eager, scaled=False, passes=1):
-    """Make three steps of a number of passes with a tape and a Keras optimizer."""
+def _trained_by_a_tape(optimizer, compressor, named, eager, scaled=False, passes=1, state=None):
+    """Make three steps of a number of passes with a tape and a Keras optimizer.
+
+    A state is loaded after the first pass, when all variables exist.
+    """
 
     def step(images):
         with tf.GradientTape() as tape:
@@ -188,6 +192,8 @@ def _trained_by_a_tape(optimizer, compressor, named, eager, scaled=False, passes
         gradients = step(batch(number))
         if passes > 1 and number % passes == passes - 1:
             optimizer.apply_gradients(zip(gradients, variables(named)))
+        if number == 0 and state is not None:
+            compressor.load_state_dict(state)
 
 
 def _idle(optimizer, named):
@@ -197,10 +203,24 @@ def _idle(optimizer, named):
     return optimizer
 
 
+class _Unhashable(tf.keras.optimizers.SGD):
+    def __eq__(self, other):
+        return type(other) is type(self)
+
+
+def _of_another_graph():
+    with tf.Graph().as_default():
+        return tf.keras.optimizers.SGD(0.01)
+
+
 def scenario_momentum_beside_a_tape_is_named(directory):
     """The optimizer is not among the callers of compress."""
     optimizers = tf.keras.optimizers
-    for eager in (False, True):
+    earlier = model()
+    compressor = compressor_of(earlier)
+    _trained_by_a_tape(optimizers.SGD(0.01), compressor, earlier, eager=True, passes=4)
+    states = [compressor.state_dict(), None]
+    for eager, state in itertools.product((False, True), states):
         for make, named_momentum, prepares, passes in (
             (lambda: optimizers.SGD(0.01, momentum=0.9), "SGD has momentum 0.9", False, 1),
             (lambda: optimizers.SGD(0.01, momentum=0.9), "SGD has momentum 0.9", False, 4),
@@ -217,10 +237,13 @@ def scenario_momentum_beside_a_tape_is_named(directory):
             others = optimizers.SGD(0.01, momentum=0.9)  # of variables that are not compressed
             others.build([tf.Variable(1.0)])
             idle = _idle(optimizers.RMSprop(0.01, momentum=0.9), named)
+            strangers = _Unhashable(0.01), _of_another_graph()
             texts = texts_of_warnings(
-                lambda: _trained_by_a_tape(optimizer, compressor, named, eager, passes=passes)
+                lambda: _trained_by_a_tape(
+                    optimizer, compressor, named, eager, passes=passes, state=state
+                )
             )
-            assert int(idle.iterations) == 5
+            assert int(idle.iterations) == 5 and len(strangers) == 2
             found = [text for text in texts if "which costs accuracy" in text]
             assert len(found) == (named_momentum is not None), (eager, named_momentum, texts)
             assert all(named_momentum in text and "dr.prepare(" in text for text in found), found

@@ -84,14 +84,14 @@ def scenario_steps_in_inference_mode(directory):
     results = []
     for inference, codec in itertools.product((False, True), (dr.recommended_codec(), "dense")):
         network = model()
+        network.unused = torch.nn.Linear(40, 50)  # Horovod makes its gradients in the step
         optimizer, _ = distributed(network, codec)
         for number in range(4):
             optimizer.zero_grad()
-            backward(network, number)
+            network[:-1](batch(number)).pow(2).mean().backward()
             with torch.inference_mode(inference and number % 2 == 1):
                 optimizer.step()
         assert_equal_everywhere(network.named_parameters(), f"{inference} {codec}")
-        assert not any(one.grad.is_inference() for one in network.parameters())
         results.append([one.detach().clone() for one in network.parameters()])
     half = len(results) // 2
     if hvd.size() == 2:  # the order of a sum of more values varies

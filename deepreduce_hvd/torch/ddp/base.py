@@ -173,7 +173,8 @@ class DistributedAdapter(TorchAdapter, StepListener):
 
         Args:
             task: as for :class:`~deepreduce_hvd.adapters.backward_pass.BackwardPass`.
-            has_batch: whether this rank has a backward pass; if not, no optimizer steps after it.
+            has_batch: whether this rank has a backward pass. A rank without batches, in ``join()``,
+                has none, and its optimizer does not step.
         """
         backward_pass = BackwardPass(task)
         self._has_stepped = self._has_stepped and not has_batch
