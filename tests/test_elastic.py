@@ -189,6 +189,33 @@ def test_a_rank_that_went_back_alone_takes_the_others_along(leaves):
     job.expect_moment(3)
 
 
+@pytest.mark.parametrize("commits", [False, True])
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_steps_after_the_program_went_back(commits, joins, steps):
+    """The program may call ``restore`` itself, to undo a bad batch."""
+    job = trained(3)
+    for worker in job.workers:
+        worker.restore()
+    job.expect_kept(job.moments[3])
+    job.step(steps)
+    if commits:
+        job.expect_success("save")
+        job.step(steps)
+    model, kept = job.workers[0].model, job.kept()
+    if joins:
+        job.workers.append(Worker(7))
+        job.form()
+    job.expect_success("sync")
+    assert [worker.model for worker in job.workers] == [model] * len(job.workers)
+    job.expect_kept(kept)
+    job.step(2)
+    job.expect_success("save")
+    job.step(1)
+    job.fail()
+    job.expect_moment(model + 2)
+
+
 @pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize("cut_off", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])
 def test_a_commit_that_is_complete_on_some_ranks_only(victim, cut_off):

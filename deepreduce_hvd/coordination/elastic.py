@@ -59,7 +59,7 @@ class MemoryKeeper:
         self._failure = failure
         self._commits = []  # the last one or two, oldest first
         self._steps_since_commit = 0
-        self._restored = False
+        self._restored_at = None  # {name: step counter} after ``restore``, until ``sync``
 
     @property
     def _adapter(self):
@@ -72,6 +72,14 @@ class MemoryKeeper:
     @property
     def _slots(self):
         return self._adapter.slots.values()
+
+    @property
+    def _restored(self):
+        """Whether the memories are those of the last commit because of ``restore``.
+
+        The program may call ``restore`` itself, and then make steps from there.
+        """
+        return self._restored_at is not None and self._restored_at == self._steps()
 
     @property
     def ranks_have_left(self):
@@ -94,8 +102,8 @@ class MemoryKeeper:
     def restore(self):
         """Go back to the last commit. Not collective."""
         self._adapter.abandon()
-        self._restored = True
         self._load(newest_complete(self._commits))
+        self._restored_at = self._steps()
 
     def sync(self):
         """Make all ranks' states consistent after ranks have come or gone, and make a commit.
@@ -120,7 +128,7 @@ class MemoryKeeper:
         memory_transfer.hand_over(self._slots, transport, keepers)
         self._follow_rank_0()
         newest = max(status.newest for status in statuses)
-        self._restored = False
+        self._restored_at = None
         self._commit(agreed, newest + 1, adopted=unchanged)
 
     def follow(self):
@@ -162,12 +170,15 @@ class MemoryKeeper:
         self._take_over(number, lost, size)
         memory_transfer.rescale(self._slots, size, self._transport.size)
 
+    def _steps(self):
+        return {name: slot.steps for name, slot in self._adapter.slots.items()}
+
     def _status(self):
         moved = False
         if self._commits:
             saved = self._commits[-1].state["parameters"]
             moved = not self._commits[-1].complete or any(
-                slot.steps != saved[name]["steps"] for name, slot in self._adapter.slots.items()
+                steps != saved[name]["steps"] for name, steps in self._steps().items()
             )
         summaries = [commit.summary for commit in self._commits]
         return RankStatus(self._configuration.fingerprint, self._restored, moved, summaries)
