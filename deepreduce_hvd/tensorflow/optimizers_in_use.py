@@ -6,6 +6,7 @@ model may never step. A program may accumulate gradients before its optimizer fi
 search is repeated a few times, until an optimizer is known for each variable.
 """
 
+import contextlib
 import gc
 import sys
 import weakref
@@ -20,9 +21,10 @@ from deepreduce_hvd.tensorflow.void_steps import missing_scale
 from deepreduce_hvd.user_warnings import warn
 
 _WHEN = "before the training step is traced"
-#: The reductions before which the optimizers are looked at. The first look notes how many steps
-#: each of them has made.
-_LOOKS = (1, 2, 11, 101)
+#: The reductions before which the optimizers are looked at. All but the last look also note the
+#: number of steps of new ones. A graph may count its step before or after the look, so there are at
+#: least two reductions between looks.
+_LOOKS = (1, 3, 11, 101)
 
 
 class OptimizersInUse:
@@ -79,14 +81,12 @@ class OptimizersInUse:
         self._left -= 1
         variables = self._adapter.variables.by_name()
         self._check(variables)
-        if not variables.keys() <= self._updated:
-            for optimizer in _optimizers():
-                known, _ = self._known.get(id(optimizer), (lambda: None, ()))
-                if known() is not optimizer:  # ids are used again
-                    self._known[id(optimizer)] = weakref.ref(optimizer), _steps_of(optimizer)
-            self._check(variables)
         if variables.keys() <= self._updated:
             self._left = 0
+        for optimizer in _optimizers() if self._left else ():
+            known, _ = self._known.get(id(optimizer), (lambda: None, 0))
+            if known() is not optimizer:  # ids are used again
+                self._known[id(optimizer)] = weakref.ref(optimizer), _steps_of(optimizer)
         return True
 
     def _check(self, variables):
@@ -149,8 +149,8 @@ def _steps_of(optimizer):
     for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         # not the property: in an old optimizer of Keras 2, it creates the counter
         counter = getattr(one, "_iterations", None)
-        try:
-            total += 0 if counter is None else int(read(counter))
-        except Exception:  # an optimizer of another graph or another framework, which steps nothing
-            continue
+        if counter is not None:
+            # an optimizer of another graph or another framework steps nothing here
+            with contextlib.suppress(Exception):
+                total += int(read(counter))
     return total
