@@ -1,5 +1,6 @@
 """Test prepare on Keras 2 (tf-keras) and Keras 3 optimizers."""
 
+import copy
 import random
 
 import horovod.tensorflow as hvd
@@ -11,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.tensorflow.prepare import momentum_of
+from deepreduce_hvd.tensorflow.prepare import is_prepared, momentum_of
 
 SETTINGS = {
     "SGD": ("momentum", "nesterov"),
@@ -277,6 +278,15 @@ def test_one_process_does_not_use_a_memory_with_momentum(library):
         optimizer.apply_gradients([(gradients(step)[0], own[0])])
         plain.apply_gradients([(gradients(step)[0], expected[0])])
     np.testing.assert_allclose(own[0].numpy(), expected[0].numpy(), rtol=2e-4, atol=1e-5)
+
+
+def test_a_copy_of_keras_3_is_prepared_again():
+    large, _ = variables()
+    compressor = dr.Compressor(parameters=[("large", large)])
+    optimizer = dr.prepare(keras.optimizers.SGD(0.1, momentum=0.9), compressor)
+    copied = copy.deepcopy(optimizer)
+    assert is_prepared(optimizer) and not is_prepared(copied)
+    assert is_prepared(dr.prepare(copied, compressor))
 
 
 @pytest.mark.parametrize("library", [tf_keras, keras], ids=["keras2", "keras3"])
