@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from ddp_registration import random_part
 from ddp_tools import CODEC, Network, assert_equal_everywhere, batch, discarding_program, loss_of
-from scenario_runner import refused
+from scenario_runner import refused, texts_of_warnings
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -220,13 +220,14 @@ def scenario_an_optimizer_whose_state_is_sharded(directory):
                 optimizer = inner = kind(parameters, **options)
             if prepares:
                 dr.prepare(inner, compressor)
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+
+            def train(optimizer=optimizer, model=model):
                 for step in range(4):
                     optimizer.zero_grad()
                     _backward(model, step)
                     optimizer.step()
-            ours = [text for text in map(str, caught) if "deepreduce_hvd: " in text]
+
+            ours = [text for text in texts_of_warnings(train) if "deepreduce_hvd: " in text]
             assert len(ours) == (not prepares), ours  # that the optimizer has momentum
             results.append([one.detach().clone() for one in parameters])
             assert_equal_everywhere(network.named_parameters(), f"{kind.__name__} {prepares}")
