@@ -79,7 +79,7 @@ class MemoryKeeper:
 
         The program may call ``restore`` itself, and then make steps from there.
         """
-        return self._restored_at is not None and self._restored_at == self._steps()
+        return self._restored_at == self._steps()
 
     @property
     def ranks_have_left(self):

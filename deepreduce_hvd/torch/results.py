@@ -44,8 +44,8 @@ def memory_for(gradient, parameter, made, in_place):
     """Return a tensor of the gradient's shape and dtype for its sum.
 
     It has the strides of :func:`layout_for`. With ``in_place`` it is the gradient's own memory,
-    where possible. Memory of inference mode, in which Horovod makes missing gradients if the step
-    is in it, may not be written outside of it.
+    where possible. A gradient that was made in inference mode cannot be written outside of it, so
+    its sum has memory of its own.
     """
     like = layout_for(gradient, parameter, made)
     if in_place and like is gradient and not gradient.is_inference():
