@@ -106,10 +106,9 @@ class Compressor:
         writer: on PyTorch, a TensorBoard ``SummaryWriter`` for scalars.
         writer_interval: number of steps between two writes of scalars.
 
-    These must be equal on all ranks: codec, memory, communicator, density, warmup_steps,
-    bucket_bytes, dense_below, seed, and the names and shapes of the parameters. On PyTorch also:
-    which parameters are frozen, and whether ``loss_scale`` is given. Ranks compare them in the
-    first step, before any other message. If they differ, all ranks raise an InvalidArgumentError
+    These must be equal on all ranks: codec, memory, communicator, schedule, density, warmup_steps,
+    bucket_bytes, dense_below, seed, whether ``loss_scale`` is given, the names and shapes of the
+    parameters, and on PyTorch which of them are frozen. Ranks compare them in the first step, before any other message. If they differ, all ranks raise an InvalidArgumentError
     that names the difference.
 
     Raises:

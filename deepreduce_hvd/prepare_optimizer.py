@@ -21,7 +21,7 @@ _MODULES = {
 def prepare(optimizer: Any, compression: Any) -> Any:
     """Prepare an optimizer for a compressor with error feedback.
 
-    A prepared optimizer updates compressed parameters without momentum. SGD and RMSprop use
+    A prepared optimizer updates parameters whose gradients are delayed without momentum. SGD and RMSprop use
     momentum 0, and divide the learning rate by 1 - momentum, so that the step size does not change.
     Adam and its variants (AdamW, Adamax; on PyTorch also NAdam, RAdam) use 0 as the first of
     ``betas``, or as ``beta_1``. Embedding tables that the default codec finds keep their momentum,
