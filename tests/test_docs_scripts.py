@@ -43,7 +43,7 @@ def test_a_codec_and_a_communicator_of_your_own(document, expected):
     ("document", "expected"),
     [
         ("docs/tutorial-torch.md", r"total .*"),
-        ("docs/tutorial-ddp.md", r"total .*"),
+        pytest.param("docs/tutorial-ddp.md", r"total .*", marks=pytest.mark.slow),
         pytest.param("docs/tutorial-multi-node.md", r"total .*", marks=pytest.mark.slow),
         ("README.md", None),
     ],

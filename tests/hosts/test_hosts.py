@@ -85,7 +85,8 @@ def expect_traffic_of_stats(reports):
         )
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
 def test_training(count, tmp_path):
     """Replicas are bit-identical (the worker checks it), and the traffic matches stats()."""
     with network.Network(count, "1gbit") as hosts:

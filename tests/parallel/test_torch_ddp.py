@@ -19,7 +19,13 @@ reports, test_scenario = scenario_tests(
     "ddp_unused.py",
     "ddp_misuse.py",
     run=torchrun,
-    slow_scenarios=("many_random_programs", "auto_with_steps_that_are_regularly_longer"),
+    slow_scenarios=(
+        "many_random_programs",
+        "auto_with_steps_that_are_regularly_longer",
+        "a_step_that_is_compiled_as_a_whole",
+        "skipped_steps_of_several_passes_lose_nothing",
+        "unused_parameters_stay_out_of_encoded_sums",
+    ),
     on_every_number=("members_of_other_groups", "all_ranks_get_the_whole_error_of_one"),
 )
 
@@ -99,6 +105,7 @@ def test_the_remaining_rank_ends_with_the_cause(failure, message):
     assert "went on silently" not in said
 
 
+@pytest.mark.slow
 def test_payloads_and_parameters_are_those_under_horovod(tmp_path):
     found = {}
     for kind, run in (("horovod", horovodrun), ("ddp", torchrun)):
