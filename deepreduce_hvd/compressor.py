@@ -108,8 +108,9 @@ class Compressor:
 
     These must be equal on all ranks: codec, memory, communicator, schedule, density, warmup_steps,
     bucket_bytes, dense_below, seed, whether ``loss_scale`` is given, the names and shapes of the
-    parameters, and on PyTorch which of them are frozen. Ranks compare them in the first step, before any other message. If they differ, all ranks raise an InvalidArgumentError
-    that names the difference.
+    parameters, and on PyTorch which of them are frozen. Ranks compare them in the first step,
+    before any other message. If they differ, all ranks raise an InvalidArgumentError that names the
+    difference.
 
     Raises:
         InvalidArgumentError: parameters without names, duplicate names, a wrong type or value, or

@@ -21,17 +21,19 @@ _MODULES = {
 def prepare(optimizer: Any, compression: Any) -> Any:
     """Prepare an optimizer for a compressor with error feedback.
 
-    A prepared optimizer updates parameters whose gradients are delayed without momentum. SGD and RMSprop use
-    momentum 0, and divide the learning rate by 1 - momentum, so that the step size does not change.
-    Adam and its variants (AdamW, Adamax; on PyTorch also NAdam, RAdam) use 0 as the first of
-    ``betas``, or as ``beta_1``. Embedding tables that the default codec finds keep their momentum,
-    except in PyTorch's NAdam. Adagrad and Adadelta have no momentum, so nothing changes. With
-    ``MomentumCorrection(m)``, a weight decay that is added to gradients is multiplied by
-    1 / (1 - m). With :class:`NoMemory` or :class:`NoneSparsifier`, nothing is delayed, so nothing
+    A prepared optimizer updates parameters whose gradients are delayed without momentum. SGD and
+    RMSprop use momentum 0, and divide the learning rate by 1 - momentum, so that the step size does
+    not change. Adam and its variants (AdamW, Adamax; on PyTorch also NAdam, RAdam) use 0 as the
+    first of ``betas``, or as ``beta_1``. Embedding tables that the default codec finds keep their
+    momentum, except in PyTorch's NAdam. Adagrad and Adadelta have no momentum, so nothing changes.
+    With ``MomentumCorrection(m)``, a weight decay that is added to gradients is multiplied by 1 /
+    (1 - m). With :class:`NoMemory` or :class:`NoneSparsifier`, nothing is delayed, so nothing
     changes either.
+
     Parameters that the compressor does not compress are updated as before. A parameter that has
     a codec counts as compressed even while a plan sends it uncompressed. On TensorFlow, this does
     not hold for a plan that is given as ``schedule=``.
+
     Sparse gradients that Horovod itself gathers are applied as before: on PyTorch those of
     ``sparse=True`` without ``sparse_as_dense=True``, on TensorFlow ``tf.IndexedSlices``. So are
     gradients of TensorFlow that Horovod does not reduce, as after ``register_local_var``.

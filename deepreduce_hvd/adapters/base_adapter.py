@@ -145,6 +145,13 @@ class BaseAdapter:
         """Return why none of these slots' gradients were exchanged; None if that is no mistake."""
         return self.unregistered()
 
+    def names_by_id(self):
+        """Return {id of a parameter: its name}, which tells whether compressors share parameters.
+
+        A closed compressor has none.
+        """
+        return {id(slot.parameter): name for name, slot in self.slots.items()}
+
     def notes(self):
         """Return sentences on tables and the schedule, for :meth:`Compressor.summary`."""
         return embedding_tables.notes(self.slots)

@@ -105,6 +105,9 @@ class Adapter(BaseAdapter):
 
     make_closed = ClosedTensorFlowAdapter
 
+    def names_by_id(self):
+        return self.variables.names_by_id() if self.slots else {}
+
     def progress(self):
         """Return the number of steps that this compressor has begun.
 

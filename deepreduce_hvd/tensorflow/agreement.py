@@ -11,6 +11,7 @@ import tensorflow as tf
 from horovod.common.elastic import notification_manager
 from tensorflow.python.eager.context import eager_mode
 
+from deepreduce_hvd.adapters.earlier_compressors import note_first_use
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import process_set_key
 from deepreduce_hvd.coordination.elastic import expect_keeper
@@ -55,6 +56,7 @@ class Agreement:
             return [tf.identity(_tensor_of_session(self._adapter))]
         if not self._adapter.agreed:
             with tf.init_scope(), tf.device("CPU:0"):
+                note_first_use(self._adapter)
                 handshake.agree(self._adapter)
         return []
 

@@ -70,6 +70,11 @@ class Variables:
         known = variable() if variable is not None else None
         return slot if known is not None and _handle(known) is _handle(parameter) else None
 
+    def names_by_id(self):
+        """Return {id of a variable's handle: name} of the variables that still exist."""
+        entries = self._entries.items()
+        return {key: slot.label for key, (variable, slot) in entries if variable() is not None}
+
     def by_name(self):
         """Return {name: variable} of the variables that still exist, by the names of the slots."""
         known = ((slot.label, variable()) for variable, slot in self._entries.values())

@@ -6,6 +6,7 @@ import horovod.torch as hvd
 import torch
 from horovod.common.elastic import notification_manager
 
+from deepreduce_hvd.adapters.earlier_compressors import note_first_use
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.bucket import BucketMember
 from deepreduce_hvd.coordination import handshake
@@ -33,8 +34,9 @@ from deepreduce_hvd.torch.waits import called_by_horovod, watch
 _HOST = torch.device("cpu")
 _OTHER_VALUES = (
     "{ranks} began with other values of the compressor's parameters than the first rank; call"
-    " hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step; ignore"
-    " this if the program changes the parameters on purpose, for its backward pass only"
+    " hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step, and after"
+    " hvd.broadcast_optimizer_state, which may change them; ignore this if the program changes the"
+    " parameters on purpose, for its backward pass only"
 )
 
 
@@ -108,6 +110,7 @@ class Adapter(TorchAdapter):
             if self.elastic is not None:
                 self.elastic.follow()
         if not self.agreed and self.elastic is None:  # in elastic training, ``sync`` calls it
+            note_first_use(self)
             handshake.agree(self)
         self._delivered = False
         if owner is not DIRECT and owner not in self._with_momentum:

@@ -6,8 +6,8 @@ BucketEncodings and BucketSums, which do not wait for the device, and cuda_suppo
 raise_failure (docs/gpu.md).
 
 If the installation has no operators for the installed PyTorch, the core's NumPy binding is used
-instead. Payloads and results are the same, bit for bit, and tensors on a GPU are encoded on the host. Only
-``torch.compile`` needs the operators.
+instead. Payloads and results are the same, bit for bit, and tensors on a GPU are encoded on the
+host. Only ``torch.compile`` needs the operators.
 """
 
 import pathlib

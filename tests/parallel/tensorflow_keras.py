@@ -7,6 +7,7 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras
 import contextlib
 import io
 import warnings
+from unittest import mock
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
@@ -374,3 +375,46 @@ def scenario_one_rank_saves_a_function_that_reduces(directory):
     reduced = training.gradients(tf.constant([1, 2], tf.int64))
     assert [int(tf.math.count_nonzero(one)) for one in reduced] == [102, 32], reduced
     assert [row["steps"] for row in training.compressor.stats().values()] == [1, 1]
+
+
+class _Rates(tf.keras.callbacks.Callback):
+    """Notes the learning rate of each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.rates.append(float(self.model.optimizer.learning_rate))
+
+
+@mock.patch.object(hvd_keras.callbacks, "K", tf.keras.backend)
+def scenario_callbacks_of_horovod(directory):
+    """They need the functions of Keras 2, as docs/tutorial-tensorflow.md says."""
+    network, compressor = made()
+    optimizer = dr.prepare(tf.keras.optimizers.SGD(0.04, momentum=0.9), compressor)
+    network.compile(hvd_keras.DistributedOptimizer(optimizer, compression=compressor), loss="mse")
+    inputs = np.random.default_rng(hvd.rank()).standard_normal([64, 48]).astype(np.float32)
+    noted = _Rates()
+    history = network.fit(
+        inputs,
+        inputs[:, :40],
+        batch_size=16,
+        epochs=3,
+        verbose=0,
+        callbacks=[
+            hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd_keras.callbacks.MetricAverageCallback(),
+            hvd_keras.callbacks.LearningRateWarmupCallback(
+                0.04, warmup_epochs=2, momentum_correction=False, steps_per_epoch=4
+            ),
+            noted,
+        ],
+    )
+    losses = hvd.allgather(tf.constant([history.history["loss"]]), name="losses").numpy()
+    assert losses.shape == (hvd.size(), 3) and np.ptp(losses, axis=0).max() < 1e-6, losses
+    assert losses[0, 2] < losses[0, 0]
+    rising = [0.04 * (1 + (step / 8) * (hvd.size() - 1)) / hvd.size() for step in range(1, 9)]
+    np.testing.assert_allclose(noted.rates, rising + [0.04] * 4, rtol=1e-5)
+    assert compressor.stats()["dense/kernel:0"]["path"] == "compressed"
+    assert_equal_everywhere(network.trainable_variables, "after callbacks")

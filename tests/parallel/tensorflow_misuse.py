@@ -270,6 +270,37 @@ def scenario_a_loss_scale_beside_a_tape_is_needed(directory):
         assert int(idle.iterations) == 5
 
 
+def scenario_a_second_compressor_of_the_same_variables_is_named(directory):
+    for eager, kind in itertools.product((False, True), ("one", "inside", "closed", "loaded")):
+        named, made = model(), []
+
+        def compressor(kind=kind, named=named, made=made):
+            if not made or kind == "inside":
+                made.append(compressor_of(named))
+            return made[-1]
+
+        def step(first, named=named, compressor=compressor):
+            del first  # a graph is traced for each of its values
+            return make_step(named, compressor())(batch(0))
+
+        step = step if eager else tf.function(step, autograph=False)
+
+        def train(step=step, kind=kind, named=named, made=made):
+            step(True)
+            if kind in ("closed", "loaded"):
+                state = made[-1].state_dict()
+                if kind == "closed":
+                    made[-1].close()
+                made.append(compressor_of(named))
+                if kind == "loaded":
+                    made[-1].load_state_dict(state)
+            step(False)
+
+        texts = [text for text in texts_of_warnings(train) if "begins without residuals" in text]
+        assert len(texts) == (kind == "inside" and hvd.rank() == 0), (eager, kind, texts)
+        assert all("(kernel0, bias0, kernel1)" in text for text in texts), texts
+
+
 def scenario_an_optimizer_of_two_compressors_is_refused(directory):
     named = model()
     first, second = compressor_of(named[:2]), compressor_of(named[2:])

@@ -3,6 +3,7 @@
 Run by torch_scenarios.py.
 """
 
+import gc
 import itertools
 import warnings
 
@@ -77,6 +78,33 @@ def scenario_ranks_that_begin_with_other_values_are_named(directory):
                 (text,) = texts
                 others = "rank 1" if hvd.size() == 2 else "ranks 1, 2"
                 assert f"{others} began with other values" in text, text
+                assert "and after hvd.broadcast_optimizer_state" in text, text
+
+
+def scenario_a_second_compressor_of_the_same_parameters_is_named(directory):
+    for kind, named in (
+        ("other", True),
+        ("closed", False),
+        ("loaded", False),
+        ("no memory", False),
+    ):
+        network = model()
+        optimizer, first = distributed(
+            network, memory=dr.NoMemory() if kind == "no memory" else None
+        )
+        _plain(network)(optimizer, 0)
+        state = first.state_dict()
+        if kind == "closed":
+            first.close()
+        del optimizer
+        gc.collect()  # Horovod's hooks refer to it
+        optimizer, second = distributed(network)
+        if kind == "loaded":
+            second.load_state_dict(state)
+        texts = texts_of_warnings(lambda: _plain(network)(optimizer, 1))
+        texts = [text for text in texts if "begins without residuals" in text]
+        assert len(texts) == (named and hvd.rank() == 0), (kind, texts)
+        assert all("(0.weight, 0.bias, 2.weight and 1 more)" in text for text in texts), texts
 
 
 def scenario_steps_in_inference_mode(directory):

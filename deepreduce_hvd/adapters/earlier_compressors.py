@@ -1,0 +1,48 @@
+"""Two compressors for the same parameters, of which each has residuals of its own.
+
+A program that creates its compressor in the training step has no error feedback: each compressor is
+used once, and what it keeps is never sent.
+"""
+
+import weakref
+
+from deepreduce_hvd.user_warnings import warn
+
+_MOST_SHOWN = 3
+
+#: adapters of the compressors that have been used
+_used: weakref.WeakSet = weakref.WeakSet()
+
+
+def note_first_use(adapter):
+    """Warn on the first rank if another open compressor has residuals of the same parameters.
+
+    Called before each handshake.
+
+    Args:
+        adapter: adapter of the compressor that is used now. If a state was loaded into it, its
+            residuals are those of the training so far, and there is no warning.
+    """
+    first = adapter not in _used
+    _used.add(adapter)
+    if not first or not adapter.speaks or adapter.progress():
+        return
+    own = adapter.names_by_id()
+    for other in list(_used):
+        known = {} if other is adapter else other.names_by_id()
+        names = [known[one] for one in own if one in known]
+        left = [name for name in names if other.slots[name].state and other.slots[name].steps]
+        if left:
+            warn(_message(left))
+            return
+
+
+def _message(names):
+    more = len(names) - _MOST_SHOWN
+    text = ", ".join(names[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return (
+        f"this compressor begins without residuals, but another one has exchanged gradients of the"
+        f" same parameters ({text}), and what it keeps of them is not sent any more; create one"
+        " compressor before the training loop, and outside of a tf.function; or call close() on the"
+        " old one before you use the new one"
+    )
