@@ -100,3 +100,10 @@ def test_sync_makes_a_commit(job):
     job.train(2)
     job.state.restore()
     assert not other_than(synced, job.snapshot())
+
+
+def test_the_module_needs_no_import_of_its_own(monkeypatch):
+    monkeypatch.delattr(dr.tensorflow, "elastic")
+    assert dr.tensorflow.elastic.TensorFlowKerasState is TensorFlowKerasState
+    with pytest.raises(AttributeError, match="no attribute 'states'"):
+        dr.tensorflow.states
