@@ -106,4 +106,4 @@ def test_the_module_needs_no_import_of_its_own(monkeypatch):
     monkeypatch.delattr(dr.tensorflow, "elastic")
     assert dr.tensorflow.elastic.TensorFlowKerasState is TensorFlowKerasState
     with pytest.raises(AttributeError, match="no attribute 'states'"):
-        dr.tensorflow.states
+        dr.tensorflow.states()
