@@ -143,5 +143,9 @@ def inputs():
         gradient(700) * np.float32(1e38) * np.where(np.arange(700) % 2, 1, 1e-70)
     ).astype(np.float32)
     cases["denormal"] = gradient(256) * np.float32(1e-41)
+    # one side has only numbers below the normal ones, which differ in their last five bits
+    cases["denormal_side"] = np.where(
+        np.arange(4000) % 101 == 0, -np.exp2(gradient(4000) * 30), np.arange(4000) % 32 * 2.0**-149
+    ).astype(np.float32)
     cases["ties"] = np.round(gradient(2000) * 4).astype(np.float32)
     return cases

@@ -5,10 +5,12 @@
 namespace deepreduce {
 namespace {
 
-// The values decrease, up to a relative error of kUnsorted, and the chord is monotonic. So the ends
-// of a block bound the distances within it. Only the few blocks that may contain the maximum are
-// computed in full, and the one that does is computed once more to find the position.
-constexpr double kUnsorted = 1.0 / (1 << 16);  // four times the disorder that sort_sides leaves
+// The values decrease, up to an error of kUnsorted of a value plus kUnsortedTiny, and the chord is
+// monotonic. So the ends of a block bound the distances within it. Only the few blocks that may
+// contain the maximum are computed in full, and the one that does is computed once more to find the
+// position. Both errors are four times the disorder that sort_sides leaves: the second is that of
+// numbers below the normal ones, whose steps are 2^-149.
+constexpr double kUnsorted = 1.0 / (1 << 16), kUnsortedTiny = 0x1p-142;
 
 template <int width>
 DR_INLINE void farthest(const float* y, uint32_t n, uint32_t fewest, Farthest& result) {
@@ -27,7 +29,8 @@ DR_INLINE void farthest(const float* y, uint32_t n, uint32_t fewest, Farthest& r
   uint32_t best_block = fewest;
   for (uint32_t block = fewest; block < end; block += kBlock) {
     const uint32_t block_end = end - block < kBlock ? end : block + kBlock;
-    const double high = y[block], low = y[block_end - 1], slack = kUnsorted * high;
+    const double high = y[block], low = y[block_end - 1],
+                 slack = kUnsorted * high + kUnsortedTiny;
     const double chord_start = first + gradient * block,
                  chord_end = first + gradient * (block_end - 1);
     const double above = high - chord_end + slack, below = chord_start - low + slack;

@@ -20,8 +20,8 @@ DR_HOST_DEVICE inline float magnitude_of_key(uint32_t within) {
 }
 
 // The bits by which keys are compared: the side, then the `span` bits of their range within a side.
-// The last `dropped` bits (at most 2^-18 of a value) are ignored if that saves a digit of the
-// host's radix sort.
+// The last `dropped` bits (at most 2^-18 of a value, or 31 * 2^-149 if that is more) are ignored if
+// that saves a digit of the host's radix sort.
 constexpr unsigned kMostDigitBits = 11;  // more buckets would not fit in the level-1 cache
 constexpr unsigned kMostSortedBits = 27;
 struct SortBits {

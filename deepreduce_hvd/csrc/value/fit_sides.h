@@ -8,8 +8,8 @@
 namespace deepreduce {
 
 // The sorted values: positives, then negatives (by the sign bit), the largest magnitudes of each
-// side first. Equal magnitudes are ordered by position, and so are magnitudes with a relative
-// difference below 2^-18 if that saves work.
+// side first. Equal magnitudes are ordered by position, and so may be magnitudes with a relative
+// difference below 2^-18, or a difference below 32 * 2^-149, if that saves work.
 struct SortedSides {
   uint32_t counts[2];
   float* magnitudes;  // (counts[0] + counts[1],)

@@ -47,7 +47,8 @@ DR_HOST_DEVICE inline uint32_t choose_segments(const float* y, uint32_t n, int d
   const double root = std::floor(std::sqrt(static_cast<double>(n))),
                for_terms = n / (4 * static_cast<uint32_t>(degree + 1));
   const double most = smaller(smaller(root, for_terms), static_cast<double>(kMaxSegments));
-  if (most < 2.0 || y[0] == y[n - 1]) return 1;
+  // values that were not sorted to the last bit may even increase
+  if (most < 2.0 || y[0] <= y[n - 1]) return 1;
   const double first = y[0], second = y[1], before_last = y[n - 2], last = y[n - 1];
   const double mean_gap = (first - last) / (n - 1);
   const double p = smaller(

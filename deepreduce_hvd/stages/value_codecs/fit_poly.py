@@ -34,7 +34,7 @@ def choose_segments(y, degree):
     """
     n = y.size
     most = min(math.floor(math.sqrt(n)), n // (4 * (degree + 1)), MAX_SEGMENTS)
-    if most < 2 or y[0] == y[-1]:
+    if most < 2 or y[0] <= y[-1]:  # values that were not sorted to the last bit may even increase
         return 1
     mean_gap = (y[0] - y[-1]) / (n - 1)
     m = abs((y[0] - y[1]) - (y[-2] - y[-1])) / mean_gap

@@ -13,7 +13,8 @@ def sort_sides(values):
 
     The sign bit selects the side, so -0.0 is negative. Equal values keep the order of their
     positions. The order of neighbors does not matter to a curve. Up to five low bits (2^-18 of a
-    value) are therefore ignored, as long as 22 bits remain to sort by.
+    value, or 31 * 2^-149 if that is more) are therefore ignored, as long as 22 bits remain to sort
+    by.
 
     Args:
         values: (k,) float32.

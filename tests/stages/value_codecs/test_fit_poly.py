@@ -12,6 +12,7 @@ from scipy.special import eval_legendre
 from value_sections import LARGEST
 
 import deepreduce_hvd as dr
+from deepreduce_hvd import container
 from deepreduce_hvd.stages.value_codecs import fit_poly
 from deepreduce_hvd.stages.value_codecs.fit_sides import sort_sides
 
@@ -128,6 +129,45 @@ def test_payload_sizes_differ_by_rank():
     ]
     total = dr.decode_sum(payloads, np.zeros(10000, dtype=np.float32))
     np.testing.assert_array_equal(total, sum(dr.decode(data) for data in payloads))
+
+
+def unsorted_sides(seed):
+    """Return values of two sides; the sort ignores the last bits of the magnitudes of both.
+
+    The positive ones differ little, by at most 31 units of their last place; the negative ones have
+    all exponents.
+    """
+    random = np.random.default_rng(seed)
+    start = random.choice(np.array([0, 1, 40, 0x800000, 0x3F800000], dtype=np.uint32))
+    least = np.zeros(random.integers(40, 700), dtype=np.uint32)
+    chosen = random.integers(least.size, size=random.integers(1, 12))
+    least[chosen] = random.integers(0, 32, chosen.size)
+    wide = random.integers(0x7F7FFFFF, size=random.integers(1, 50), dtype=np.uint32)
+    bits = np.concatenate([start + least, wide | np.uint32(1 << 31)])
+    return np.concatenate([bits, [0x80000000, 0xFF7FFFFF]]).astype(np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize("degree", [1, 5])
+@pytest.mark.parametrize("segments", [2, 5, None])
+def test_cuts_of_values_that_differ_only_in_ignored_bits(segments, degree):
+    """The cuts are those of the oracle, also of numbers below the normal ones."""
+    for seed in range(60):
+        native_and_oracle(dr.FitPoly(degree, segments), unsorted_sides(seed))
+
+
+def test_a_side_that_increases_is_one_segment():
+    wide = -np.ldexp(np.float32(1), np.arange(-140, 120)).astype(np.float32)
+    increasing = 0
+    for start in range(0x3F800000, 0x3F800020):
+        bits = np.full(64, start, dtype=np.uint32)
+        bits[63] += 1
+        values = np.concatenate([bits.view(np.float32), wide])
+        _, (y, _) = sort_sides(values)
+        data, _ = native_and_oracle(dr.FitPoly(degree=1), values)
+        if y[0] < y[-1]:
+            increasing += 1
+            assert int.from_bytes(container.read(data).values[4:6], "little") == 1
+    assert increasing == 31
 
 
 def test_hostile_polynomials_saturate():
