@@ -144,7 +144,7 @@ def test_the_memory_of_a_sum_grows_with_the_payloads_and_not_with_their_square()
         ([4, 2], 0, "expected ascending distinct"),
         ([2, 10], 0, "expected less than d = 10, got 10"),
         ([6, 9], 7, "expected at least 7, got 6"),
-        ([7, 17], 7, "expected less than d = 17, got 17"),
+        ([7, 17], 7, r"expected less than start \+ d = 17, got 17"),
     ],
 )
 def test_wrong_indices_change_nothing(indices, start, message):

@@ -2,6 +2,7 @@
 // environment.
 #include <algorithm>
 #include <cstdio>
+#include <new>
 
 #include "api/arguments.h"
 #include "codecs.h"
@@ -44,6 +45,9 @@ int guarded(dr_context* context, Work work) {
   } catch (const Failure& failure) {
     std::snprintf(context->message, sizeof(context->message), "%s", failure.message);
     return failure.status;
+  } catch (const std::bad_alloc&) {
+    std::snprintf(context->message, sizeof(context->message), "no memory");
+    return DR_OUT_OF_MEMORY;
   }
 }
 

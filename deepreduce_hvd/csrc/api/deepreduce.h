@@ -24,6 +24,7 @@ enum dr_status {
 
 enum dr_dtype { DR_FLOAT32 = 0, DR_FLOAT16 = 1, DR_BFLOAT16 = 2, DR_FLOAT64 = 3 };
 
+// The callbacks return null if there is no memory. They must not throw: some are called by zlib.
 typedef struct dr_context {
   // scratch memory, 64-byte aligned; the caller frees all of it after the call
   void* (*allocate)(void* user, size_t bytes);

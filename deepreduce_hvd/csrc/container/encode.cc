@@ -14,10 +14,6 @@
 namespace deepreduce {
 namespace {
 
-uint64_t key_of(const dr_position& at, Purpose purpose) {
-  return random_key(at.seed, at.step, at.tensor, at.rank, purpose);
-}
-
 void finish(dr_context* context, const Payload& payload) {
   expect_section_lengths(payload);
   void* out = context->output(context->user, static_cast<size_t>(payload.total_bytes()));
@@ -138,7 +134,7 @@ Selection pack(Context& context, const dr_codec& codec, const Stages& stages,
                       selected.indices,
                       codec.index.parameters,
                       value_codec->bits_per_value(codec.value.parameters),
-                      key_of(position, Purpose::bloom_policy),
+                      random_key(position, Purpose::bloom_policy),
                       selected.count,
                       selected.indices,
                       false};
@@ -164,7 +160,7 @@ Selection pack(Context& context, const dr_codec& codec, const Stages& stages,
   } else {
     float* decoded = arena.array<float>(sent.count);
     ValueEncoding value{
-        sent.count, sent.values, codec.value.parameters, key_of(position, Purpose::rounding),
+        sent.count, sent.values, codec.value.parameters, random_key(position, Purpose::rounding),
         decoded,    order};
     value_codec->encode(context, value, value_section);
     put_values(payload, *value_codec, value_section);
@@ -277,7 +273,8 @@ void encode_sparse(dr_context* caller, Context& context, const dr_codec& codec,
     finish(caller, payload);
     return;
   }
-  const uint32_t count = static_cast<uint32_t>(encoding.count), nothing = 0;
+  static const uint32_t nothing = 0;
+  const uint32_t count = static_cast<uint32_t>(encoding.count);
   // a selection with null indices would mean all elements
   if (count == 0) encoding.indices = &nothing;
   const Selection given{count, encoding.indices, encoding.values};

@@ -1,5 +1,6 @@
 // The C ABI: converts failures to a status and a message.
 #include <cstdio>
+#include <new>
 #include <vector>
 
 #include "container/payload.h"
@@ -50,6 +51,9 @@ int guarded(dr_context* context, Work work) {
   } catch (const Failure& failure) {
     std::snprintf(context->message, sizeof(context->message), "%s", failure.message);
     return failure.status;
+  } catch (const std::bad_alloc&) {  // the lists of launches are in the host's memory
+    std::snprintf(context->message, sizeof(context->message), "no memory");
+    return DR_OUT_OF_MEMORY;
   }
 }
 

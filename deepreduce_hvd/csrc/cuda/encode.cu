@@ -45,10 +45,6 @@ SectionOut section_of(Device& device, uint64_t capacity) {
   return {data, capacity, device.array<uint64_t>(1)};
 }
 
-uint64_t key_of(const dr_position& at, Purpose purpose) {
-  return random_key(at.seed, at.step, at.tensor, at.rank, purpose);
-}
-
 // The decoded contents of the payload.
 struct Sent {
   uint32_t capacity;
@@ -93,8 +89,8 @@ void check_room(const dr_cuda_encoding& encoding, uint64_t needed) {
 }
 
 Inputs inputs_of(const dr_cuda_encoding& encoding) {
-  return {encoding.gradient, key_of(encoding.position, Purpose::bloom_policy),
-          key_of(encoding.position, Purpose::rounding)};
+  return {encoding.gradient, random_key(encoding.position, Purpose::bloom_policy),
+          random_key(encoding.position, Purpose::rounding)};
 }
 
 void encode(Device& device, const dr_codec& codec, const Encoding& encoding) {

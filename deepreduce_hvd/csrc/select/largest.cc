@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "support/half.h"
+#include "select/element.h"
 #include "support/prefetch.h"
 #include "support/random.h"
 
@@ -22,8 +22,6 @@ constexpr uint32_t kSpareCandidates = 1u << 14;
 constexpr uint32_t kSmallestNonZero = 1;
 // thresholds rarely fall by more from one step to the next
 constexpr float kBelowRemembered = 0.97f;
-
-uint32_t magnitude(float value) { return float_bits(value) & 0x7FFFFFFFu; }
 
 }  // namespace
 
@@ -62,7 +60,10 @@ Kth find_kth(const SelectKernels& kernels, const float* values, uint32_t count, 
     return inside;
   };
   if (width > 0) {
-    uint32_t rest = narrow([=](uint32_t i) { return magnitude(values[i]); }, count);
+    // a lower value is possible if a program changes its gradient during the call
+    const uint32_t least = low;
+    uint32_t rest =
+        narrow([=](uint32_t i) { return std::max(magnitude_bits(values[i]), least); }, count);
     while (width > 0) rest = narrow([&](uint32_t i) { return scratch.rest[i]; }, rest);
   }
   return {low, rank};
@@ -101,7 +102,7 @@ class Candidates {
     uint32_t kept = 0, ties = kth.ties;
     // always writes, but advances only for elements that stay: no branch to mispredict
     for (uint32_t i = 0; i < count_; ++i) {
-      const uint32_t one = magnitude(values_[i]);
+      const uint32_t one = magnitude_bits(values_[i]);
       const bool tie = one == kth.bits && ties > 0;
       indices_[kept] = indices_[i];
       values_[kept] = values_[i];
@@ -140,7 +141,7 @@ Limits sampled_limits(const Sum& sum, uint32_t k, uint64_t most, uint32_t* sampl
   }
   for (uint64_t j = 0; j < count; ++j) {
     if (j + kPrefetchAhead < count) sum.prefetch_preview(sample[j + kPrefetchAhead]);
-    sample[j] = magnitude(sum.preview(sample[j]));
+    sample[j] = magnitude_bits(sum.preview(sample[j]));
   }
   const double expected =
       static_cast<double>(k) * static_cast<double>(count) / static_cast<double>(sum.d);
@@ -165,7 +166,7 @@ Selection select_largest(Context& context, Sum& sum, uint32_t k, float& threshol
   Candidates candidates(context.arena, sum.kernels, k, capacity);
   uint32_t* sample = context.arena.array<uint32_t>(kSamples);
   const Limits limits = sampled_limits(sum, k, known ? kSamplesToCheck : kSamples, sample);
-  const uint32_t remembered = known ? magnitude(threshold * kBelowRemembered) : 0;
+  const uint32_t remembered = known ? magnitude_bits(threshold * kBelowRemembered) : 0;
   candidates.start(remembered >= limits.enough && remembered <= limits.too_few ? remembered
                                                                                : limits.enough);
   sum.accumulate_collecting([&](const auto& collect) { candidates.append(collect); });

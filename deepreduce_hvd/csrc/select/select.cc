@@ -52,11 +52,19 @@ Selection select_above(Arena& arena, Sum& sum, float threshold) {
   sum.accumulate([&](const float* values, uint32_t n, uint32_t) {
     count += sum.kernels.count(values, n, limit);
   });
-  uint32_t* indices = arena.array<uint32_t>(uint64_t{count} + kCollectSlack);
-  float* kept = arena.array<float>(uint64_t{count} + kCollectSlack);
+  // There is room for a block more: a program may change its gradient during the call.
+  const uint64_t room = uint64_t{count} + kSelectBlock + kCollectSlack;
+  uint32_t* indices = arena.array<uint32_t>(room);
+  float* kept = arena.array<float>(room);
   sum.read([&](const float* values, uint32_t n, uint32_t start) {
+    if (found > count) return;
     found += sum.kernels.collect(values, n, start, limit, indices + found, kept + found);
   });
+  if (found != count)
+    invalid_argument(
+        "gradient: expected the %u elements above the threshold that were counted, got %s; do not "
+        "change it during the call",
+        count, found < count ? "fewer" : "more");
   return {count, indices, kept};
 }
 
@@ -72,7 +80,8 @@ Selection select_largest_of_chunks(Arena& arena, Sum& sum, uint32_t chunk) {
       const uint32_t largest = sum.kernels.largest(values + i, end - i);
       if (largest > best) {
         uint32_t at = i;
-        while ((float_bits(values[at]) & 0x7FFFFFFFu) != largest) ++at;
+        // bounded, as a program may change its gradient during the call
+        while (at + 1 < end && magnitude_bits(values[at]) != largest) ++at;
         best = largest;
         indices[count] = start + at;
         kept[count] = values[at];
@@ -145,8 +154,9 @@ void check_given(const uint32_t* indices, uint64_t count, uint64_t d, uint64_t s
     invalid_argument("indices: expected at least %llu, got %u",
                      static_cast<unsigned long long>(start), indices[0]);
   if (indices[count - 1] >= start + d)
-    invalid_argument("indices: expected less than d = %llu, got %u",
-                     static_cast<unsigned long long>(start + d), indices[count - 1]);
+    invalid_argument("indices: expected less than %s = %llu, got %u",
+                     start == 0 ? "d" : "start + d", static_cast<unsigned long long>(start + d),
+                     indices[count - 1]);
 }
 
 bool accumulate_and_take(Context& context, const dr_codec& codec, dr_encoding& encoding,

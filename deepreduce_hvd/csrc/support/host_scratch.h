@@ -6,6 +6,7 @@
 #define DEEPREDUCE_HOST_SCRATCH_H
 
 #include <cstdlib>
+#include <new>
 #include <vector>
 
 #include "api/deepreduce.h"
@@ -19,10 +20,15 @@ class HostScratch {
   HostScratch& operator=(const HostScratch&) = delete;
   ~HostScratch() { pool().take_back(used_); }
 
-  void* allocate(size_t bytes) {
-    const Block block = pool().give(bytes);
-    if (block.memory != nullptr) used_.push_back(block);
-    return block.memory;
+  // Returns null if there is no memory.
+  void* allocate(size_t bytes) noexcept {
+    try {
+      used_.emplace_back();  // before there is a block that could be lost
+    } catch (const std::bad_alloc&) {
+      return nullptr;
+    }
+    used_.back() = pool().give(bytes);
+    return used_.back().memory;
   }
 
  private:
@@ -53,18 +59,23 @@ class HostScratch {
       blocks_.pop_back();
       return block;
     }
-    void take_back(const std::vector<Block>& blocks) {
-      for (const Block& block : blocks) {
-        if (kept_ + block.bytes > kKept) {
-          std::free(block.memory);
-          continue;
-        }
-        blocks_.push_back(block);
-        kept_ += block.bytes;
-      }
+    void take_back(const std::vector<Block>& blocks) noexcept {
+      for (const Block& block : blocks)
+        if (block.memory != nullptr && !keep(block)) std::free(block.memory);
     }
 
    private:
+    bool keep(const Block& block) {
+      if (kept_ + block.bytes > kKept) return false;
+      try {
+        blocks_.push_back(block);
+      } catch (const std::bad_alloc&) {
+        return false;
+      }
+      kept_ += block.bytes;
+      return true;
+    }
+
     static constexpr size_t kKept = size_t{32} << 20, kSmall = 4096;
     std::vector<Block> blocks_;
     size_t kept_ = 0;

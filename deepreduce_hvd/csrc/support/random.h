@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "api/deepreduce.h"
 #include "support/host_device.h"
 
 namespace deepreduce {
@@ -23,6 +24,10 @@ DR_HOST_DEVICE inline uint64_t random_key(uint64_t seed, uint64_t step, uint64_t
                                           uint64_t rank, Purpose purpose) {
   return mix64(mix64(mix64(mix64(mix64(seed) ^ step) ^ tensor) ^ rank) ^
                static_cast<uint64_t>(purpose));
+}
+
+inline uint64_t random_key(const dr_position& at, Purpose purpose) {
+  return random_key(at.seed, at.step, at.tensor, at.rank, purpose);
 }
 
 // Returns 32 uniform bits for a counter: MurmurHash3's finalizer with both halves of the key mixed

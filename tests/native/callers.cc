@@ -1,0 +1,184 @@
+// Tests what the core does for callers that change memory during a call, or that have none left.
+// Takes the name of a case, and exits 0 when all is well.
+#include <cstdio>
+#include <new>
+#include <string>
+
+#include "codecs.h"
+#include "harness.h"
+#include "select/largest.h"
+#include "support/host_scratch.h"
+
+namespace {
+
+bool no_memory = false;  // operator new throws
+
+using namespace harness;
+
+[[noreturn]] void fail(const char* what, long long got) {
+  std::fprintf(stderr, "callers: expected %s, got %lld\n", what, got);
+  std::exit(1);
+}
+
+dr_codec codec_with(int sparsifier, double parameter) {
+  dr_codec codec{};
+  codec.sparsifier = {sparsifier, {parameter}};
+  codec.index.id = deepreduce::kRawIndex;
+  codec.value.id = deepreduce::kRawValue;
+  return codec;
+}
+
+// A caller whose gradient becomes `later` when the core first allocates, with known bytes after
+// each block.
+class ChangingCaller {
+ public:
+  ChangingCaller(std::vector<float>& gradient, float later) : gradient_(gradient), later_(later) {
+    context.allocate = [](void* user, size_t bytes) noexcept {
+      return static_cast<ChangingCaller*>(user)->allocate(bytes);
+    };
+    context.output = context.allocate;
+    context.user = this;
+    context.simd = -1;
+  }
+  ~ChangingCaller() {
+    for (const auto& [memory, bytes] : blocks_) std::free(memory);
+  }
+  void check_blocks() const {
+    for (const auto& [memory, bytes] : blocks_)
+      for (size_t i = 0; i < kAfter; ++i)
+        if (static_cast<uint8_t*>(memory)[bytes + i] != 0x5A)
+          fail("no write after a block, of bytes", static_cast<long long>(bytes));
+  }
+  dr_context context{};
+
+ private:
+  static constexpr size_t kAfter = size_t{1} << 20;
+  void* allocate(size_t bytes) {
+    for (float& value : gradient_) value = later_;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 64, bytes + kAfter) != 0) return nullptr;
+    std::memset(static_cast<uint8_t*>(memory) + bytes, 0x5A, kAfter);
+    blocks_.emplace_back(memory, bytes);
+    return memory;
+  }
+  std::vector<float>& gradient_;
+  const float later_;
+  std::vector<std::pair<void*, size_t>> blocks_;
+};
+
+// Threshold counts the elements before it allocates memory for them.
+void changing_gradient() {
+  constexpr size_t kElements = 100000;
+  for (const int simd : {0, 1, 2})
+    for (const float later : {1.0f, 0.0f}) {
+      std::vector<float> gradient(kElements, 0.0f);
+      for (size_t i = 0; i < 10; ++i) gradient[i] = 1.0f;
+      ChangingCaller caller(gradient, later);
+      caller.context.simd = simd;
+      dr_encoding encoding{};
+      encoding.gradient = gradient.data();
+      encoding.d = kElements;
+      const dr_codec codec = codec_with(deepreduce::kThreshold, 0.5);
+      const int status = dr_encode(&caller.context, &codec, &encoding);
+      caller.check_blocks();
+      if (status != DR_INVALID_ARGUMENT) fail("a refusal of a gradient that changes", status);
+    }
+}
+
+// TopK collects values above a limit, which may be below it when they are read again.
+void values_below_the_limit() {
+  std::vector<float> values(10000), nothing;
+  for (size_t i = 0; i < values.size(); ++i) values[i] = i % 3 == 0 ? 1e-30f : 1.0f + i % 7;
+  ChangingCaller caller(nothing, 0);
+  deepreduce::Arena arena(&caller.context);
+  const auto& kernels = deepreduce::select_kernels(deepreduce::Simd::scalar);
+  const deepreduce::KthScratch scratch(arena, values.size());
+  for (const float low : {1.0f, 100.0f}) {
+    uint32_t bits;
+    std::memcpy(&bits, &low, sizeof(bits));
+    for (const uint32_t k : {1u, 5000u, 9000u})
+      find_kth(kernels, values.data(), static_cast<uint32_t>(values.size()), k, bits, scratch);
+    caller.check_blocks();
+  }
+}
+
+// A sparse encoding of nothing leaves no address in the caller's struct that is invalid later.
+void nothing_to_encode() {
+  std::vector<float> values;
+  dr_sparse_encoding encoding{};
+  const uint32_t none = 0;
+  encoding.indices = &none;
+  encoding.d = 10;
+  encoding.write_back = 1;
+  Call call(size_t{1} << 20);
+  const dr_codec codec = codec_with(deepreduce::kNoneSparsifier, 0);
+  const int status = dr_encode_sparse(&call.context, &codec, &encoding);
+  if (status != DR_OK) fail("an empty payload", status);
+  char here;
+  const auto distance =
+      reinterpret_cast<intptr_t>(encoding.indices) - reinterpret_cast<intptr_t>(&here);
+  if (encoding.indices != &none && distance > -(1 << 20) && distance < 1 << 20)
+    fail("no address on the stack", distance);
+}
+
+// The core reports that there is no memory, also if a callback throws that.
+void no_memory_left() {
+  std::vector<float> gradient(1000, 1.0f);
+  dr_context context{};
+  context.allocate = [](void*, size_t bytes) -> void* { return ::operator new(bytes); };
+  context.output = context.allocate;
+  dr_encoding encoding{};
+  encoding.gradient = gradient.data();
+  encoding.d = gradient.size();
+  const dr_codec codec = codec_with(deepreduce::kTopK, 0.5);
+  no_memory = true;
+  const int status = dr_encode(&context, &codec, &encoding);
+  no_memory = false;
+  if (status != DR_OUT_OF_MEMORY) fail("no memory", status);
+  if (context.message[0] == '\0') fail("a message, of length", 0);
+}
+
+// The scratch memory of the bindings neither throws nor loses blocks.
+void scratch_without_memory() {
+  for (int used = 0; used < 5; ++used) {
+    deepreduce::HostScratch scratch;
+    bool refused = false;
+    for (int i = 0; i < 9; ++i) {
+      no_memory = i >= used;
+      refused = refused || scratch.allocate(1 << 12) == nullptr;
+    }
+    if (!refused) fail("a refused block, of blocks", used);
+    // the destructor keeps the blocks, for which there is no memory either
+  }
+  no_memory = false;
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) {
+  void* memory = no_memory ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+int main(int, char** arguments) {
+  const struct {
+    const char* name;
+    void (*run)();
+  } cases[] = {
+      {"changing_gradient", changing_gradient},
+      {"values_below_the_limit", values_below_the_limit},
+      {"nothing_to_encode", nothing_to_encode},
+      {"no_memory_left", no_memory_left},
+      {"scratch_without_memory", scratch_without_memory},
+  };
+  for (const auto& each : cases)
+    if (std::string(arguments[1]) == each.name) {
+      each.run();
+      return 0;
+    }
+  std::fprintf(stderr, "callers: expected the name of a case, got %s\n", arguments[1]);
+  return 2;
+}
