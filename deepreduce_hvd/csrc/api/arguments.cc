@@ -32,11 +32,11 @@ void check_gradient(const dr_codec& codec, uint64_t d, int dtype, bool has_resid
   if (codec.memory.id < kNoMemory || codec.memory.id > kMomentumCorrection)
     unknown_codec("memory id: expected 0 to 3, got %d", codec.memory.id);
   if (has_residual != (codec.memory.id != kNoMemory))
-    invalid_argument("memory %d: expected %s residual", codec.memory.id,
-                     codec.memory.id == kNoMemory ? "no" : "a");
+    invalid_argument("memory %d: expected %s residual, got %s", codec.memory.id,
+                     has_residual ? "no" : "a", has_residual ? "one" : "none");
   if (has_velocity != (codec.memory.id == kMomentumCorrection))
-    invalid_argument("memory %d: expected %s velocity", codec.memory.id,
-                     codec.memory.id == kMomentumCorrection ? "a" : "no");
+    invalid_argument("memory %d: expected %s velocity, got %s", codec.memory.id,
+                     has_velocity ? "no" : "a", has_velocity ? "one" : "none");
 }
 
 void check_selection(const dr_codec& codec) {

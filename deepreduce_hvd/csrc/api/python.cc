@@ -12,13 +12,21 @@ namespace {
 dr_encoding encoding_of(const py::array& gradient, int dtype, const py::object& residual,
                         const py::object& velocity, float threshold, const dr_position& position) {
   if (!(gradient.flags() & py::array::c_style))
-    throw py::value_error("gradient: expected a contiguous array");
+    throw py::value_error("gradient: expected a contiguous array, got " + describe(gradient));
+  // the core refuses other codes
+  if (dtype >= DR_FLOAT32 && dtype <= DR_FLOAT64) {
+    const py::ssize_t expected = dtype == DR_FLOAT64 ? 8 : dtype == DR_FLOAT32 ? 4 : 2;
+    if (gradient.itemsize() != expected)
+      throw py::value_error("gradient: expected elements of " + std::to_string(expected) +
+                            " bytes for dtype " + std::to_string(dtype) + ", got " +
+                            describe(gradient));
+  }
   dr_encoding encoding{};
   encoding.gradient = gradient.data();
   encoding.dtype = dtype;
   encoding.d = static_cast<uint64_t>(gradient.size());
-  encoding.residual = writable(residual, encoding.d, "residual");
-  encoding.velocity = writable(velocity, encoding.d, "velocity");
+  encoding.residual = state_data(residual, encoding.d, "residual");
+  encoding.velocity = state_data(velocity, encoding.d, "velocity");
   encoding.threshold = threshold;
   encoding.position = position;
   return encoding;
@@ -79,7 +87,9 @@ py::tuple encode_sparse(const std::vector<double>& codec_fields, const Indices& 
   dr_sparse_encoding encoding{};
   encoding.indices = indices.data();
   encoding.count = static_cast<uint64_t>(indices.size());
-  encoding.values = writable(values, encoding.count, "values");
+  Floats sums = floats_of(values, "values");
+  expect_count("values", sums, encoding.count);
+  encoding.values = sums.mutable_data();
   encoding.d = d;
   encoding.dtype = dtype;
   encoding.write_back = write_back;
@@ -97,8 +107,9 @@ py::tuple encode_sparse(const std::vector<double>& codec_fields, const Indices& 
 }
 
 float add_decoded(const PayloadList& list, py::object out, float scale, int simd) {
-  const uint64_t d = static_cast<uint64_t>(py::reinterpret_borrow<py::array>(out).size());
-  float* sum = writable(out, d, "out");
+  Floats floats = floats_of(out, "out");
+  float* sum = floats.mutable_data();
+  const uint64_t d = static_cast<uint64_t>(floats.size());
   Call call(simd);
   int status;
   float largest = 0;
@@ -162,8 +173,9 @@ void put_back(const std::vector<double>& memory_fields, const Indices& indices,
   std::copy(memory_fields.begin() + 1, memory_fields.end(), memory.parameters);
   const uint64_t count = static_cast<uint64_t>(indices.size());
   expect_count("values", values, count);
-  const uint64_t d = static_cast<uint64_t>(py::reinterpret_borrow<py::array>(residual).size());
-  float* rest = writable(residual, d, "residual");
+  Floats floats = floats_of(residual, "residual");
+  float* rest = floats.mutable_data();
+  const uint64_t d = static_cast<uint64_t>(floats.size());
   Call call(-1);
   int status;
   {
@@ -178,8 +190,9 @@ float add_sparse(const Indices& indices, const Floats& values, py::object out, f
                  uint64_t start) {
   const uint64_t count = static_cast<uint64_t>(indices.size());
   expect_count("values", values, count);
-  const uint64_t d = static_cast<uint64_t>(py::reinterpret_borrow<py::array>(out).size());
-  float* sum = writable(out, d, "out");
+  Floats floats = floats_of(out, "out");
+  float* sum = floats.mutable_data();
+  const uint64_t d = static_cast<uint64_t>(floats.size());
   Call call(-1);
   int status;
   float largest = 0;

@@ -32,10 +32,10 @@ struct Free {
 class Call {
  public:
   explicit Call(int simd) {
-    context.allocate = [](void* user, size_t bytes) {
+    context.allocate = [](void* user, size_t bytes) noexcept {
       return static_cast<Call*>(user)->scratch_.allocate(bytes);
     };
-    context.output = [](void* user, size_t bytes) -> void* {
+    context.output = [](void* user, size_t bytes) noexcept -> void* {
       Call* call = static_cast<Call*>(user);
       call->result_.reset(std::malloc(bytes == 0 ? 1 : bytes));
       call->result_bytes_ = bytes;
@@ -77,13 +77,31 @@ inline dr_codec codec_from(const std::vector<double>& fields) {
   return codec;
 }
 
-inline float* writable(py::object array, uint64_t d, const char* name) {
+inline std::string describe(const py::handle& object) {
+  if (!py::isinstance<py::array>(object))
+    return py::str(py::type::handle_of(object).attr("__name__"));
+  const py::array array = py::reinterpret_borrow<py::array>(object);
+  return std::string(py::str(array.dtype())) + " of shape " +
+         std::string(py::str(array.attr("shape"))) +
+         ((array.flags() & py::array::c_style) != 0 ? "" : ", not contiguous");
+}
+
+// Returns an array that the core updates in place, so without a conversion.
+inline Floats floats_of(const py::object& array, const char* name) {
+  if (!py::isinstance<Floats>(array))
+    throw py::value_error(std::string(name) + ": expected a contiguous float32 array, got " +
+                          describe(array));
+  return py::reinterpret_borrow<Floats>(array);
+}
+
+// Returns the elements of such an array of a memory, null for None.
+inline float* state_data(const py::object& array, uint64_t d, const char* name) {
   if (array.is_none()) return nullptr;
-  if (!py::isinstance<Floats>(array) ||
-      static_cast<uint64_t>(Floats(py::reinterpret_borrow<Floats>(array)).size()) != d)
-    throw py::value_error(std::string(name) +
-                          ": expected a contiguous float32 array of the gradient's size");
-  return py::reinterpret_borrow<Floats>(array).mutable_data();
+  Floats floats = floats_of(array, name);
+  if (static_cast<uint64_t>(floats.size()) != d)
+    throw py::value_error(std::string(name) + ": expected the gradient's number of elements, " +
+                          std::to_string(d) + ", got " + std::to_string(floats.size()));
+  return floats.mutable_data();
 }
 
 inline void expect_count(const char* name, const Floats& values, uint64_t count) {
