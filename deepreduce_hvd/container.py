@@ -187,15 +187,25 @@ def read(data):
     ):
         if not good:
             raise CorruptPayloadError(f"payload {what}: expected {expected}, got {value}")
-    if flags & NON_FINITE and (count or len(raw) != HEADER.size or index_id or value_id):
-        raise CorruptPayloadError(
-            f"non-finite payload: expected no values and no sections, got count {count} "
-            f"and {len(raw)} bytes"
-        )
+    if flags & NON_FINITE:
+        for what, wanted, number in (
+            ("values", 0, count),
+            ("bytes", HEADER.size, len(raw)),
+            ("as the index codec", 0, index_id),
+            ("as the value codec", 0, value_id),
+        ):
+            if number != wanted:
+                raise CorruptPayloadError(
+                    f"non-finite payload: expected {wanted} {what}, got {number}"
+                )
     if not flags & NON_FINITE and index_id == 0 and count != d:
         raise CorruptPayloadError(f"payload without indices: expected count = d = {d}, got {count}")
-    if index_id == 0 and (index or order == INDICES_IN_VALUE_ORDER):
+    if index_id == 0 and index:
         raise CorruptPayloadError(
             f"payload without indices: expected an empty index section, got {len(index)} bytes"
+        )
+    if index_id == 0 and order == INDICES_IN_VALUE_ORDER:
+        raise CorruptPayloadError(
+            f"payload without indices: expected an order of at most {PERMUTATION}, got {order}"
         )
     return Payload(d, count, dtype, flags, index_id, value_id, order, index, values, order_map)

@@ -31,6 +31,13 @@ void unknown_codec(const char* format, ...) {
   raise(DR_UNKNOWN_CODEC, format, arguments);
 }
 
+void block_outside(const char* section, uint32_t block, uint64_t data_bytes, uint64_t start,
+                   uint64_t end) {
+  corrupt_payload("%s: expected block %u within %llu bytes, got %llu to %llu", section, block,
+                  static_cast<unsigned long long>(data_bytes),
+                  static_cast<unsigned long long>(start), static_cast<unsigned long long>(end));
+}
+
 void Arena::out_of_memory(uint64_t count, size_t size) {
   Failure failure;
   failure.status = DR_OUT_OF_MEMORY;

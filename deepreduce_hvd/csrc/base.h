@@ -19,6 +19,10 @@ struct Failure {
 [[noreturn]] void invalid_argument(const char* format, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void unknown_codec(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
+// Raises the error for a block of a section that a directory places outside of its bytes.
+[[noreturn]] void block_outside(const char* section, uint32_t block, uint64_t data_bytes,
+                                uint64_t start, uint64_t end);
+
 // Scratch memory of one call, from the caller's allocator. Nothing is freed before the call
 // returns.
 class Arena {

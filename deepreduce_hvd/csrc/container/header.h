@@ -73,7 +73,8 @@ DR_HOST_DEVICE inline void store_header(const Header& header, uint64_t words[kHe
   row(payload_magic) row(payload_version) row(payload_length) row(payload_checksum)                \
       row(payload_flags) row(payload_dtype) row(payload_order) row(payload_reserved)               \
           row(order_section_bytes) row(payload_elements) row(payload_count) row(non_finite_values) \
-              row(all_count) row(all_index_bytes)
+              row(non_finite_bytes) row(non_finite_index) row(non_finite_value) row(all_count)     \
+                  row(all_index_bytes) row(all_order)
 
 enum class HeaderFault : int32_t {
   nothing,
@@ -108,13 +109,17 @@ DR_HOST_DEVICE inline HeaderRefusal check_header(const Header& header, uint64_t 
     return {F::order_section_bytes, 0, header.order_bytes};
   if (header.d > kMaxElements) return {F::payload_elements, kMaxElements, header.d};
   if (header.count > header.d) return {F::payload_count, header.d, header.count};
-  if (header.non_finite() &&
-      (header.count != 0 || size != kHeaderBytes || !all || header.value_id != 0))
-    return {F::non_finite_values, kHeaderBytes, size};
+  if (header.non_finite()) {
+    if (header.count != 0) return {F::non_finite_values, 0, header.count};
+    if (size != kHeaderBytes) return {F::non_finite_bytes, kHeaderBytes, size};
+    if (!all) return {F::non_finite_index, 0, header.index_id};
+    if (header.value_id != 0) return {F::non_finite_value, 0, header.value_id};
+  }
   if (!header.non_finite() && all && header.count != header.d)
     return {F::all_count, header.d, header.count};
-  if (all && (header.index_bytes != 0 || header.order == kIndicesInValueOrder))
-    return {F::all_index_bytes, 0, header.index_bytes};
+  if (all && header.index_bytes != 0) return {F::all_index_bytes, 0, header.index_bytes};
+  if (all && header.order == kIndicesInValueOrder)
+    return {F::all_order, kPermutation, header.order};
   return {F::nothing, 0, 0};
 }
 

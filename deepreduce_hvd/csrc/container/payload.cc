@@ -28,7 +28,7 @@ void expect_section_length(uint64_t bytes, const char* section) {
 }
 
 // Raises the error for a header that check_header refuses.
-[[noreturn]] void refuse(const Header& header, uint64_t size, const HeaderRefusal& refusal) {
+[[noreturn]] void refuse(const Header& header, const HeaderRefusal& refusal) {
   const unsigned long long expected = refusal.expected, got = refusal.got;
   switch (refusal.fault) {
     case HeaderFault::payload_magic:
@@ -58,15 +58,23 @@ void expect_section_length(uint64_t bytes, const char* section) {
     case HeaderFault::payload_count:
       corrupt_payload("payload count: expected at most d = %llu, got %llu", expected, got);
     case HeaderFault::non_finite_values:
-      corrupt_payload(
-          "non-finite payload: expected no values and no sections, got count %u and %llu bytes",
-          header.count, static_cast<unsigned long long>(size));
+      corrupt_payload("non-finite payload: expected no values, got %llu", got);
+    case HeaderFault::non_finite_bytes:
+      corrupt_payload("non-finite payload: expected %llu bytes without sections, got %llu",
+                      expected, got);
+    case HeaderFault::non_finite_index:
+      corrupt_payload("non-finite payload: expected the index codec %llu, got %llu", expected, got);
+    case HeaderFault::non_finite_value:
+      corrupt_payload("non-finite payload: expected the value codec %llu, got %llu", expected, got);
     case HeaderFault::all_count:
       corrupt_payload("payload without indices: expected count = d = %llu, got %llu", expected,
                       got);
     case HeaderFault::all_index_bytes:
       corrupt_payload("payload without indices: expected an empty index section, got %llu bytes",
                       got);
+    case HeaderFault::all_order:
+      corrupt_payload("payload without indices: expected an order of at most %llu, got %llu",
+                      expected, got);
     case HeaderFault::nothing:
       break;
   }
@@ -107,17 +115,18 @@ Header read_header(const uint8_t* data, uint64_t size) {
 
 PayloadStart read_start(const uint8_t* data, uint64_t size) {
   const Header header = read_header(data, size);
-  if (header.magic != kMagic)
-    refuse(header, size, {HeaderFault::payload_magic, kMagic, header.magic});
+  if (header.magic != kMagic) refuse(header, {HeaderFault::payload_magic, kMagic, header.magic});
+  if (header.version != kVersion)
+    refuse(header, {HeaderFault::payload_version, kVersion, header.version});
   const uint64_t total = header.total_bytes();
-  if (total > size) refuse(header, size, {HeaderFault::payload_length, total, size});
+  if (total > size) refuse(header, {HeaderFault::payload_length, total, size});
   return {total, header.non_finite()};
 }
 
 Payload read_payload(const uint8_t* data, uint64_t size) {
   Payload payload{read_header(data, size)};
   const HeaderRefusal refusal = check_header(payload, size, checksum(data, size));
-  if (refusal.fault != HeaderFault::nothing) refuse(payload, size, refusal);
+  if (refusal.fault != HeaderFault::nothing) refuse(payload, refusal);
   payload.index = data + kHeaderBytes;
   payload.values = payload.index + payload.index_bytes;
   payload.order_map = payload.values + payload.value_bytes;

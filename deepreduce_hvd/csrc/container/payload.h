@@ -34,7 +34,8 @@ void write_payload(const Payload& payload, uint8_t* out);
 // Returns the fields of a header; raises an error only if there are not kHeaderBytes bytes.
 Header read_header(const uint8_t* data, uint64_t size);
 
-// The start of a payload, before any check: enough to split concatenated payloads.
+// What splits concatenated payloads, from a header of which only magic, version and length are
+// checked.
 struct PayloadStart {
   uint64_t total_bytes;
   bool non_finite;

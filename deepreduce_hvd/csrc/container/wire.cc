@@ -70,9 +70,10 @@ dr_message read_message(const uint8_t* messages, uint64_t size) {
       std::memcmp(messages, kNoticeMagic, sizeof(kNoticeMagic)) == 0) {
     uint32_t length;
     std::memcpy(&length, messages + 4, sizeof(length));
-    if (length > kLongestText || length > size - kNoticeHeaderBytes)
+    const uint64_t most = std::min(kLongestText, size - kNoticeHeaderBytes);
+    if (length > most)
       corrupt_payload("notice: expected at most %llu bytes, got %u",
-                      static_cast<unsigned long long>(size - kNoticeHeaderBytes), length);
+                      static_cast<unsigned long long>(most), length);
     return {kNoticeHeaderBytes + length, 0, messages + kNoticeHeaderBytes, length};
   }
   const PayloadStart start = read_start(messages, size);

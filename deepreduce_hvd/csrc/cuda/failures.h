@@ -17,9 +17,13 @@
   row(payload_reserved, DR_CORRUPT_PAYLOAD, "payload reserved bytes: expected %llu, got %llu")                                                         \
   row(payload_elements, DR_CORRUPT_PAYLOAD, "payload d: expected at most %llu, got %llu")                                                              \
   row(payload_count, DR_CORRUPT_PAYLOAD, "payload count: expected at most d = %llu, got %llu")                                                         \
-  row(non_finite_values, DR_CORRUPT_PAYLOAD, "non-finite payload: expected no values and no sections in %llu bytes, got %llu bytes")                   \
+  row(non_finite_values, DR_CORRUPT_PAYLOAD, "non-finite payload: expected %llu values, got %llu")                                                      \
+  row(non_finite_bytes, DR_CORRUPT_PAYLOAD, "non-finite payload: expected %llu bytes without sections, got %llu")                                       \
+  row(non_finite_index, DR_CORRUPT_PAYLOAD, "non-finite payload: expected the index codec %llu, got %llu")                                              \
+  row(non_finite_value, DR_CORRUPT_PAYLOAD, "non-finite payload: expected the value codec %llu, got %llu")                                              \
   row(all_count, DR_CORRUPT_PAYLOAD, "payload without indices: expected count = d = %llu, got %llu")                                                   \
   row(all_index_bytes, DR_CORRUPT_PAYLOAD, "payload without indices: expected an index section of %llu bytes, got %llu")                               \
+  row(all_order, DR_CORRUPT_PAYLOAD, "payload without indices: expected an order of at most %llu, got %llu")                                            \
   row(wrong_elements, DR_INVALID_ARGUMENT, "payload: expected d = %llu elements, got %llu")                                                            \
   row(value_id, DR_UNKNOWN_CODEC, "value codec: expected the id %llu of this codec, got %llu")                                                         \
   row(index_id, DR_UNKNOWN_CODEC, "index codec: expected the id %llu of this codec, got %llu")                                                         \
@@ -63,7 +67,7 @@
   row(positives, DR_CORRUPT_PAYLOAD, "value section: expected at most %llu positive values, got %llu")                                                 \
   row(degree, DR_CORRUPT_PAYLOAD, "value section: expected a degree of 1 to %llu, got %llu")                                                           \
   row(field_width, DR_CORRUPT_PAYLOAD, "value section: expected fields of at most %llu bits, got %llu")                                                \
-  row(segments, DR_CORRUPT_PAYLOAD, "value section: expected 1 to 1024 segments for %llu values, got %llu")                                            \
+  row(segments, DR_CORRUPT_PAYLOAD, "value section: expected 1 to 1024 segments, at most one for each of %llu values, got %llu")                        \
   row(exponent, DR_CORRUPT_PAYLOAD, "value section: expected an exponent of -152 to %llu, 0 for a sign without values, got the int16 of bits %llx")    \
   row(segment_length, DR_CORRUPT_PAYLOAD, "value section: expected segments that fill %llu values, got one of %llu")                                   \
   row(high_coefficient, DR_CORRUPT_PAYLOAD, "value section: expected coefficients of 0 above degree %llu, got one of degree %llu")                     \

@@ -51,8 +51,15 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
     indices[i] = static_cast<uint32_t>(index);
     previous = index;
   }
-  if (!ascending || previous >= static_cast<int64_t>(d))
-    corrupt_payload("%s: expected ascending indices below d = %u", section.section(), d);
+  if (!ascending) {
+    uint32_t i = 1;
+    while (i + 1 < count && indices[i] > indices[i - 1]) ++i;
+    corrupt_payload("%s: expected ascending indices, got %u followed by %u", section.section(),
+                    indices[i - 1], indices[i]);
+  }
+  if (previous >= static_cast<int64_t>(d))
+    corrupt_payload("%s: expected indices below d = %u, got %lld", section.section(), d,
+                    static_cast<long long>(previous));
 }
 
 }  // namespace

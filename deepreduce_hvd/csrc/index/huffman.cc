@@ -120,7 +120,10 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
       } else {
         for (unsigned byte = 0; byte < 4; ++byte)
           index |= static_cast<uint64_t>(reader.next()) << (8 * byte);
-        if (index < next) corrupt_payload("%s: expected ascending indices", section.section());
+        if (index < next)
+          corrupt_payload("%s: expected ascending indices, got %llu after %llu", section.section(),
+                          static_cast<unsigned long long>(index),
+                          static_cast<unsigned long long>(next - 1));
       }
       if (index >= d)
         corrupt_payload("%s: expected an index below d = %u, got %llu", section.section(), d,

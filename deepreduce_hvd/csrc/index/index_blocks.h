@@ -26,13 +26,6 @@ inline uint32_t block_start_field(uint64_t start) {
   return static_cast<uint32_t>(start);
 }
 
-[[noreturn]] inline void block_outside(const char* section, uint32_t block, uint64_t data_bytes,
-                                       uint64_t start, uint64_t end) {
-  corrupt_payload("%s: expected block %u within %llu bytes, got %llu to %llu", section, block,
-                  static_cast<unsigned long long>(data_bytes),
-                  static_cast<unsigned long long>(start), static_cast<unsigned long long>(end));
-}
-
 // Checks the smallest index that a block can have, which its directory entry repeats.
 inline void expect_block_start(const char* section, uint32_t block, uint64_t expected,
                                uint32_t got) {

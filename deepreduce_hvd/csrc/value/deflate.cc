@@ -12,26 +12,39 @@ constexpr int kMemoryLevel = 8;      // zlib's default
 
 double bits_per_value(const double* parameters) { return parameters[1] != 0 ? 26 : 28; }
 
-// zlib uses the caller's memory too. No exception may pass through zlib's C code, so failures are
-// returned to zlib, which returns its own error.
-voidpf allocate(voidpf arena, uInt items, uInt size) {
+// zlib uses the caller's memory too.
+struct Memory {
+  Arena& arena;
+  uint64_t refused_items, refused_size;
+};
+
+// No exception may pass through zlib's C code, so failures are returned to zlib, which returns its
+// own error.
+voidpf allocate(voidpf user, uInt items, uInt size) {
+  Memory& memory = *static_cast<Memory*>(user);
   try {
-    return static_cast<Arena*>(arena)->zeros<uint8_t>(uint64_t{items} * size);
+    return memory.arena.zeros<uint8_t>(uint64_t{items} * size);
   } catch (const Failure&) {
+    memory.refused_items = items;
+    memory.refused_size = size;
     return nullptr;
   }
 }
 void release(voidpf, voidpf) {}
 
-void expect_memory(int status) {
-  if (status == Z_MEM_ERROR) Arena::out_of_memory(1, sizeof(z_stream));
+void expect_memory(int status, const Memory& memory) {
+  if (status == Z_MEM_ERROR) Arena::out_of_memory(memory.refused_items, memory.refused_size);
+}
+void expect_start(int status, const Memory& memory) {
+  expect_memory(status, memory);
+  if (status != Z_OK) invalid_argument("Deflate: expected zlib to start, got its error %d", status);
 }
 
-z_stream stream_in(Arena& arena) {
+z_stream stream_in(Memory& memory) {
   z_stream stream{};
   stream.zalloc = allocate;
   stream.zfree = release;
-  stream.opaque = &arena;
+  stream.opaque = &memory;
   return stream;
 }
 
@@ -58,11 +71,11 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   if (blocks == 0) return;
   section.extend(uint64_t{4} * (blocks - 1));
   uint8_t* planes = context.arena.array<uint8_t>(uint64_t{4} * (count < kBlock ? count : kBlock));
-  z_stream stream = stream_in(context.arena);
-  const int started = deflateInit2(&stream, level, Z_DEFLATED, MAX_WBITS, kMemoryLevel,
-                                   runs ? Z_RLE : Z_DEFAULT_STRATEGY);
-  expect_memory(started);
-  if (started != Z_OK) invalid_argument("Deflate: zlib did not start");
+  Memory memory{context.arena, 0, 0};
+  z_stream stream = stream_in(memory);
+  expect_start(deflateInit2(&stream, level, Z_DEFLATED, MAX_WBITS, kMemoryLevel,
+                            runs ? Z_RLE : Z_DEFAULT_STRATEGY),
+               memory);
   for (uint32_t block = 0; block < blocks; ++block) {
     const uint32_t first = block * kBlock;
     const uint32_t n = count - first < kBlock ? count - first : kBlock;
@@ -80,7 +93,8 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
       status = deflate(&stream, piece < pieces ? Z_BLOCK : Z_FINISH);
     }
     if (status != Z_STREAM_END)
-      invalid_argument("Deflate: zlib did not finish a block of %u values", n);
+      invalid_argument("Deflate: expected zlib to finish a block of %u values, got its status %d",
+                       n, status);
     const uint32_t length = static_cast<uint32_t>(stream.total_out);
     section.shrink_to(start + length);
     if (block + 1 < blocks) std::memcpy(section.data() + 1 + uint64_t{4} * block, &length, 4);
@@ -98,10 +112,9 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
   if (blocks == 0) return section.expect_end();
   const uint8_t* lengths = section.take(uint64_t{4} * (blocks - 1));
   uint8_t* planes = context.arena.array<uint8_t>(uint64_t{4} * (count < kBlock ? count : kBlock));
-  z_stream stream = stream_in(context.arena);
-  const int started = inflateInit(&stream);
-  expect_memory(started);
-  if (started != Z_OK) invalid_argument("Deflate: zlib did not start");
+  Memory memory{context.arena, 0, 0};
+  z_stream stream = stream_in(memory);
+  expect_start(inflateInit(&stream), memory);
   for (uint32_t block = 0; block < blocks; ++block) {
     const uint32_t first = block * kBlock;
     const uint32_t n = count - first < kBlock ? count - first : kBlock;
@@ -112,16 +125,20 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
       length = field;
     }
     if (length > UINT32_MAX)
-      corrupt_payload("%s: expected a zlib stream below 4 GiB", section.section());
+      corrupt_payload("%s: expected a zlib stream of at most %u bytes, got %llu", section.section(),
+                      UINT32_MAX, static_cast<unsigned long long>(length));
     stream.next_in = const_cast<uint8_t*>(section.take(length));
     stream.avail_in = static_cast<uInt>(length);
     stream.next_out = planes;
     stream.avail_out = 4 * n;
     const int status = inflate(&stream, Z_FINISH);
-    expect_memory(status);
+    expect_memory(status, memory);
+    if (stream.msg != nullptr)
+      corrupt_payload("%s: expected a zlib stream, got %s", section.section(), stream.msg);
     if (status != Z_STREAM_END || stream.avail_out != 0 || stream.avail_in != 0)
-      corrupt_payload("%s: expected a zlib stream of %u bytes, got %s", section.section(), 4 * n,
-                      stream.msg != nullptr ? stream.msg : "another length");
+      corrupt_payload("%s: expected a zlib stream of %u bytes, got %u, %s, and %u bytes after them",
+                      section.section(), 4 * n, 4 * n - stream.avail_out,
+                      status == Z_STREAM_END ? "its end" : "not its end", stream.avail_in);
     uint8_t* out = reinterpret_cast<uint8_t*>(values + first);
     if (shuffled) {
       unshuffle(planes, n, out);

@@ -29,8 +29,7 @@ DR_INLINE void farthest(const float* y, uint32_t n, uint32_t fewest, Farthest& r
   uint32_t best_block = fewest;
   for (uint32_t block = fewest; block < end; block += kBlock) {
     const uint32_t block_end = end - block < kBlock ? end : block + kBlock;
-    const double high = y[block], low = y[block_end - 1],
-                 slack = kUnsorted * high + kUnsortedTiny;
+    const double high = y[block], low = y[block_end - 1], slack = kUnsorted * high + kUnsortedTiny;
     const double chord_start = first + gradient * block,
                  chord_end = first + gradient * (block_end - 1);
     const double above = high - chord_end + slack, below = chord_start - low + slack;

@@ -189,11 +189,15 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
     const uint8_t* raw = section.take(sizeof(Curve));
     std::memcpy(&curves[s], raw, sizeof(Curve));
     if (!is_finite(curves[s]))
-      corrupt_payload("%s: expected finite coefficients", section.section());
+      corrupt_payload("%s: expected finite coefficients, got %g, %g, %g and %g", section.section(),
+                      static_cast<double>(curves[s].a), static_cast<double>(curves[s].b),
+                      static_cast<double>(curves[s].c), static_cast<double>(curves[s].d));
     if ((s == 0 ? positives : count - positives) == 0 &&
         std::memcmp(raw, zeros, sizeof(zeros)) != 0)
-      corrupt_payload("%s: expected coefficients of 0 for a sign without values",
-                      section.section());
+      corrupt_payload(
+          "%s: expected coefficients of 0 for a sign without values, got %g, %g, %g and %g",
+          section.section(), static_cast<double>(curves[s].a), static_cast<double>(curves[s].b),
+          static_cast<double>(curves[s].c), static_cast<double>(curves[s].d));
   }
   evaluate_sides(context.simd, curves, positives, count, values);
 }

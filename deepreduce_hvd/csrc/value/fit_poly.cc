@@ -171,11 +171,13 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
                     widest);
   for (const Side& side : sides) {
     if (!poly_segments_are_valid(side.segment_count, side.count))
-      corrupt_payload("%s: expected 1 to %u segments for %u values, got %u", section.section(),
-                      kMaxSegments, side.count, side.segment_count);
+      corrupt_payload("%s: expected %u to %u segments for %u values, got %u", section.section(),
+                      smaller(side.count, 1u), smaller(side.count, kMaxSegments), side.count,
+                      side.segment_count);
     if (!poly_exponent_is_valid(side.exponent, side.count))
-      corrupt_payload("%s: expected an exponent of %d to %d, got %d", section.section(),
-                      kLowestExponent, kHighestExponent, side.exponent);
+      corrupt_payload("%s: expected an exponent of %d to %d for %u values, got %d",
+                      section.section(), side.count == 0 ? 0 : kLowestExponent,
+                      side.count == 0 ? 0 : kHighestExponent, side.count, side.exponent);
   }
 
   const uint64_t bytes = section.remaining();
@@ -200,8 +202,9 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
       const uint32_t j = i % terms;
       side.coefficients[i] = coefficient_of(reader.get(widths[j]), widths[j]);
       if (j >= side.segments[i / terms].length && side.coefficients[i] != 0)
-        corrupt_payload("%s: expected coefficients of 0 above degree %u", section.section(),
-                        side.segments[i / terms].length - 1);
+        corrupt_payload("%s: expected coefficients of 0 above degree %u, got %lld of degree %u",
+                        section.section(), side.segments[i / terms].length - 1,
+                        static_cast<long long>(side.coefficients[i]), j);
     }
   }
   reader.expect_end();

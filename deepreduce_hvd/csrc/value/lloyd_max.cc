@@ -140,8 +140,9 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
   uint32_t last = 0;
   for (uint32_t i = 0; i < number; ++i) {
     if (!lloyd_level_is_valid(float_bits(table[i]), last))
-      corrupt_payload("%s: expected finite levels of at least 0, in ascending order",
-                      section.section());
+      corrupt_payload("%s: expected finite levels of at least %g, in ascending order, got %g",
+                      section.section(), static_cast<double>(bits_float(last)),
+                      static_cast<double>(table[i]));
     last = float_bits(table[i]);
     table[number + i] = -table[i];
   }

@@ -143,7 +143,8 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
     float norm;
     std::memcpy(&norm, norms + uint64_t{4} * b, 4);
     if (!qsgd_norm_is_valid(float_bits(norm)))
-      corrupt_payload("%s: expected finite norms of at least 0", section.section());
+      corrupt_payload("%s: expected finite norms of at least 0, got %g", section.section(),
+                      static_cast<double>(norm));
     const uint32_t first = b * bucket;
     const uint32_t n = count - first < bucket ? count - first : bucket;
     unpack_codes(context.simd, packed, end, n, bits, codes);

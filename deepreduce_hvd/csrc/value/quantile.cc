@@ -147,13 +147,16 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
   const uint8_t kind = section.get<uint8_t>();
   if (total > kMostBuckets || (total == 0) != (count == 0) || kind > kHuffmanCoded ||
       (kind == kHuffmanCoded && count == 0))
-    corrupt_payload("%s: expected 1 to 256 buckets coded as 0 or 1, got %u coded as %u",
-                    section.section(), total, kind);
+    corrupt_payload("%s: expected %s, got %u coded as %u", section.section(),
+                    count == 0 ? "0 buckets coded as 0" : "1 to 256 buckets coded as 0 or 1", total,
+                    kind);
   float means[kMostBuckets];
   const uint8_t* table = section.take(uint64_t{4} * total);
   std::memcpy(means, table, uint64_t{4} * total);
   for (uint32_t i = 0; i < total; ++i)
-    if (!std::isfinite(means[i])) corrupt_payload("%s: expected finite means", section.section());
+    if (!std::isfinite(means[i]))
+      corrupt_payload("%s: expected finite means, got %g", section.section(),
+                      static_cast<double>(means[i]));
   const auto mean_of = [&](uint32_t symbol) {
     if (symbol >= total)
       corrupt_payload("%s: expected buckets below %u, got %u", section.section(), total, symbol);
@@ -184,9 +187,7 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
       end = field;
     }
     if (end < start || end > data_bytes)
-      corrupt_payload("%s: expected block %u within %llu bytes, got %llu to %llu",
-                      section.section(), block, static_cast<unsigned long long>(data_bytes),
-                      static_cast<unsigned long long>(start), static_cast<unsigned long long>(end));
+      block_outside(section.section(), block, data_bytes, start, end);
     HuffmanReader reader(lookup, data + start, end - start, section.section());
     const uint32_t first = block * kBlock;
     for (uint32_t i = 0; i < std::min(kBlock, count - first); ++i)

@@ -62,6 +62,14 @@ class EliasFano(IndexCodec):
                 f"index section: expected {count} set bits in {high_bits}, got {ones.size}"
             )
         indices = ((ones - np.arange(count)).astype(np.uint64) << np.uint64(width)) | low
-        if (np.diff(indices.astype(np.int64)) <= 0).any() or int(indices[-1]) >= d:
-            raise CorruptPayloadError(f"index section: expected ascending indices below d = {d}")
+        (wrong,) = np.nonzero(indices[1:] <= indices[:-1])
+        if wrong.size:
+            first, second = indices[wrong[0] : wrong[0] + 2]
+            raise CorruptPayloadError(
+                f"index section: expected ascending indices, got {first} followed by {second}"
+            )
+        if int(indices[-1]) >= d:
+            raise CorruptPayloadError(
+                f"index section: expected indices below d = {d}, got {indices[-1]}"
+            )
         return indices.astype(np.uint32)

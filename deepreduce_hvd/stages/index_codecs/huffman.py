@@ -125,10 +125,8 @@ class Huffman(IndexCodec):
             )
             block_data = data[starts[block] : starts[block + 1]]
             if delta:
-                _expect(
-                    block == 0 or int(directory[block - 1, 0]) == before,
-                    f"block {block} to start at {before}",
-                )
+                start = int(directory[block - 1, 0]) if block else 0
+                _expect(start == before, f"block {block} to start at {before}, got {start}")
                 symbols = huffman_code.decode(
                     block_data, lengths, n, "index section", _LAST_OF_NUMBER
                 )
@@ -140,9 +138,11 @@ class Huffman(IndexCodec):
             else:
                 symbols = huffman_code.decode(block_data, lengths, 4 * n, "index section")
                 indices = symbols.view("<u4").astype(np.uint64)
+                previous = np.concatenate([[before - 1], indices[:-1].astype(np.int64)])
+                (wrong,) = np.nonzero(indices.astype(np.int64) <= previous)
                 _expect(
-                    (np.diff(indices.astype(np.int64), prepend=before - 1) > 0).all(),
-                    "ascending indices",
+                    not wrong.size,
+                    f"ascending indices, got {indices[wrong[:1]]} after {previous[wrong[:1]]}",
                 )
             _expect(int(indices[-1]) < d, f"an index below d = {d}, got {int(indices[-1])}")
             before = int(indices[-1]) + 1

@@ -36,6 +36,10 @@ class RawIndex(IndexCodec):
             raise CorruptPayloadError(
                 f"index section: expected an index below d = {d}, got {int(indices.max())}"
             )
-        if np.unique(indices).size != count:
-            raise CorruptPayloadError("index section: expected distinct indices")
+        distinct, times = np.unique(indices, return_counts=True)
+        if distinct.size != count:
+            twice = distinct[times > 1][0]
+            raise CorruptPayloadError(
+                f"index section: expected distinct indices, got {twice} twice"
+            )
         return indices

@@ -106,7 +106,9 @@ class Deflate(ValueCodec):
                 ) from None
             if len(data) != 4 * n or not inflate.eof or inflate.unused_data:
                 raise CorruptPayloadError(
-                    f"value section: expected a zlib stream of {4 * n} bytes, got another length"
+                    f"value section: expected a zlib stream of {4 * n} bytes, got {len(data)}, "
+                    f"{'its end' if inflate.eof else 'not its end'}, and "
+                    f"{len(inflate.unused_data)} bytes after them"
                 )
             raw = np.frombuffer(data, dtype=np.uint8)
             if shuffle:

@@ -212,12 +212,15 @@ class FitDExp(ValueCodec):
                 f"value section: expected at most {count} positive values, got {positives}"
             )
         if not np.isfinite(coefficients).all():
-            raise CorruptPayloadError("value section: expected finite coefficients")
+            raise CorruptPayloadError(
+                f"value section: expected finite coefficients, got {coefficients}"
+            )
         pieces = []
         for n, sign, start in ((positives, 1, 0), (count - positives, -1, 4)):
             if n == 0 and any(section[4 + 4 * start : 20 + 4 * start]):
                 raise CorruptPayloadError(
-                    "value section: expected coefficients of 0 for a sign without values"
+                    "value section: expected coefficients of 0 for a sign without values, got "
+                    f"{coefficients[start : start + 4]}"
                 )
             pieces.append(to_values(evaluate(coefficients[start : start + 4], n), sign))
         return np.concatenate(pieces)

@@ -286,13 +286,16 @@ class FitPoly(ValueCodec):
             )
         sides = (positives, count - positives)
         for n, p, exponent in zip(sides, segments, exponents):
-            if not min(n, 1) <= p <= min(n, MAX_SEGMENTS):
+            fewest, most = min(n, 1), min(n, MAX_SEGMENTS)
+            if not fewest <= p <= most:
                 raise CorruptPayloadError(
-                    f"value section: expected 1 to {MAX_SEGMENTS} segments for {n} values, got {p}"
+                    f"value section: expected {fewest} to {most} segments for {n} values, got {p}"
                 )
-            if not _EXPONENTS[0] <= exponent <= _EXPONENTS[1] or (n == 0 and exponent != 0):
+            lowest, highest = _EXPONENTS if n else (0, 0)
+            if not lowest <= exponent <= highest:
                 raise CorruptPayloadError(
-                    f"value section: expected an exponent of {_EXPONENTS}, got {exponent}"
+                    f"value section: expected an exponent of {lowest} to {highest} for {n} "
+                    f"values, got {exponent}"
                 )
         start = _HEADER.size + degree + 1
         widths = list(section[_HEADER.size : start])
@@ -323,7 +326,8 @@ class FitPoly(ValueCodec):
                 q = next(rows)
                 if q[length:].any():
                     raise CorruptPayloadError(
-                        f"value section: expected coefficients of 0 above degree {length - 1}"
+                        f"value section: expected coefficients of 0 above degree {length - 1}, "
+                        f"got {q[length:].tolist()}"
                     )
                 pieces.append(
                     to_values(evaluate(np.ldexp(q.astype(np.float64), exponent), length), sign)

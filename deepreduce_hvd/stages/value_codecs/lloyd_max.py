@@ -179,7 +179,8 @@ class LloydMax(ValueCodec):
             or (levels[1:] < levels[:-1]).any()
         ):
             raise CorruptPayloadError(
-                "value section: expected finite levels of at least 0, in ascending order"
+                "value section: expected finite levels of at least 0, in ascending order, got "
+                f"{levels.tolist()}"
             )
         codes = unpack_fields(section[1 + 4 * number :], count, bits, "value section")
         return np.concatenate([levels, -levels])[codes].astype(np.float32)

@@ -157,7 +157,10 @@ class QSGD(ValueCodec):
         )
         if norms.size != buckets:
             raise CorruptPayloadError(f"value section: expected {buckets} norms, got {norms.size}")
-        if not np.isfinite(norms).all() or np.signbit(norms).any():
-            raise CorruptPayloadError("value section: expected finite norms of at least 0")
+        wrong = norms[~np.isfinite(norms) | np.signbit(norms)]
+        if wrong.size:
+            raise CorruptPayloadError(
+                f"value section: expected finite norms of at least 0, got {wrong[0]}"
+            )
         codes = unpack_fields(section[at:], count, bits, "value section")
         return (_decode_table(bits)[codes] * np.repeat(norms, bucket)[:count]).astype(np.float32)

@@ -106,7 +106,11 @@ class Quantile(ValueCodec):
     def decode(cls, section: bytes, count: int) -> np.ndarray:
         *sides, kind = unpack_header(_HEAD, section, "value")
         total = sum(sides)
-        if total > 256 or (total == 0) != (count == 0) or kind > _HUFFMAN:
+        if count == 0 and (total != 0 or kind != _FIXED):
+            raise CorruptPayloadError(
+                f"value section: expected 0 buckets coded as 0, got {total} coded as {kind}"
+            )
+        if count != 0 and (not 1 <= total <= 256 or kind > _HUFFMAN):
             raise CorruptPayloadError(
                 f"value section: expected 1 to 256 buckets coded as 0 or 1, got {total} "
                 f"coded as {kind}"
@@ -118,7 +122,9 @@ class Quantile(ValueCodec):
             )
         means = np.frombuffer(section[_HEAD.size : at], dtype="<f4").astype(np.float32)
         if not np.isfinite(means).all():
-            raise CorruptPayloadError("value section: expected finite means")
+            raise CorruptPayloadError(
+                f"value section: expected finite means, got {means[~np.isfinite(means)][0]}"
+            )
         data = section[at:]
         if kind == _FIXED:
             symbols = unpack_fields(data, count, bit_width_of(total), "value section")
