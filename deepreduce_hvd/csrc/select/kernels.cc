@@ -54,17 +54,8 @@ DR_INLINE bool finite_double_loop(const double* numbers, uint32_t n) {
   });
 }
 
-// Finite numbers only. Equal to float16_to_float, but without branches.
 DR_INLINE void from_float16_loop(const uint16_t* numbers, uint32_t n, float* out) {
-  for (uint32_t i = 0; i < n; ++i) {
-    const uint32_t sign = static_cast<uint32_t>(numbers[i] & 0x8000u) << 16,
-                   rest = numbers[i] & 0x7FFFu;
-    const uint32_t normal = (rest << 13) + (112u << 23);
-    // rest * 2^-24
-    const uint32_t tiny =
-        float_bits(static_cast<float>(static_cast<int32_t>(rest)) * 5.9604644775390625e-8f);
-    out[i] = bits_float(sign | (rest < 0x400u ? tiny : normal));
-  }
+  for (uint32_t i = 0; i < n; ++i) out[i] = float16_to_float(numbers[i]);
 }
 
 DR_INLINE void from_bfloat16_loop(const uint16_t* numbers, uint32_t n, float* out) {

@@ -35,7 +35,7 @@ void write_symbols(const HuffmanCode& code, const uint8_t* symbols, uint64_t cou
 // Decodes symbol by symbol from one byte-aligned block.
 class HuffmanReader {
  public:
-  // `table` has 2^kHuffmanLongest entries, filled by fill_table.
+  // `table` has 2^kHuffmanLongest entries, filled by make_table.
   HuffmanReader(const uint16_t* table, const uint8_t* data, uint64_t bytes, const char* section)
       : table_(table), data_(data), bytes_(bytes), section_(section) {}
   static uint16_t* make_table(Arena& arena, const HuffmanCode& code);

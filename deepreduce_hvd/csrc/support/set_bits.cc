@@ -1,5 +1,7 @@
 #include "support/set_bits.h"
 
+#include "support/simd.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -25,9 +27,6 @@ uint64_t scalar_positions(const uint8_t* data, uint64_t bytes, uint64_t at, uint
 }
 
 #if defined(__x86_64__)
-#define DR_AVX2 __attribute__((target("avx2,bmi,bmi2,popcnt")))
-#define DR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi,bmi2,popcnt")))
-
 // Always writes eight positions per iteration, so that branches rarely depend on the number of set
 // bits.
 DR_AVX2 uint64_t avx2_positions(const uint8_t* data, uint64_t bytes, uint32_t* out,
