@@ -1,5 +1,6 @@
 """Test the TensorFlow operators: the same bytes as elsewhere, errors, and state across traces."""
 
+import functools
 import os
 
 import numpy as np
@@ -371,6 +372,62 @@ def test_slices_edge_cases():
     assert not dr.decode(nothing).numpy().any() and (residual.numpy() == 1).all()
     slices(tf.constant([5], tf.int64), tf.constant([[1.0, np.nan, 0, 0]]), residual=residual)
     assert (residual.numpy() == 1).all(), "a non-finite step changed the residual"
+
+
+@pytest.mark.parametrize("dtype", CODES)
+def test_a_void_step_of_slices_is_one_slice_of_nan(dtype):
+    operators = tensorflow_adapter.operators
+    payload = slices(tf.constant([5], tf.int64), tf.constant([[1.0, np.nan, 0, 0]]))
+    values, rows = operators.deepreduce_decode_slices(
+        payload,
+        np.float64(1),
+        1,
+        tf.Variable(np.zeros(2)).handle,
+        T=dtype,
+        shape=[50, 4],
+        variable="kernel",
+    )
+    assert values.shape == (1, 4) and rows.numpy().tolist() == [0]
+    assert np.isnan(tf.cast(values, tf.float32).numpy()).all()
+
+
+def test_messages_say_which_input_has_the_wrong_shape():
+    operators = tensorflow_adapter.operators
+    payload = dr.Codec(dr.TopK(0.5)).encode(tf.ones([4]))
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"shape, got tensors of shapes \[1,\d+\], \[\] and"
+    ):
+        operators.deepreduce_decode_sum(
+            payload[None], np.float64(1), [4], 1, [], [], [], [], T=tf.float32
+        )
+    scale = functools.partial(operators.deepreduce_scale, fingerprint=1, variable="kernel")
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"reduced_probe: expected shape \[4\], got \[3\]"
+    ):
+        scale(tf.zeros([3]), 2, np.int64(1), np.float64(0))
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"size, step and loss_scale: expected scalars, got shapes \[1\], \[\] and \[\]",
+    ):
+        scale(tf.zeros([4]), [2], np.int64(1), np.float64(0))
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"rank, step and loss_scale: expected scalars, got shapes \[\], \[2\] and \[\]",
+    ):
+        operators.deepreduce_probe(
+            1, np.ones(2, np.int64), np.float64(0), T=tf.float32, fingerprint=1
+        )
+    memories = [tf.Variable(tf.zeros([4])).handle] * 2
+    with pytest.raises(tf.errors.InvalidArgumentError, match="at most 1 memory, a residual, got 2"):
+        operators.deepreduce_encode_slices(
+            tf.ones([1, 2]),
+            tf.constant([0], tf.int64),
+            np.array([dr.Codec(dr.TopK(0.5)).fields(dr.MomentumCorrection())]),
+            [0, 0, 0, 0],
+            memories,
+            [],
+            rows=2,
+        )
 
 
 def test_a_graph_that_is_shared_runs_on_the_variable_that_it_was_traced_for():

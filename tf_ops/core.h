@@ -4,6 +4,7 @@
 #define DEEPREDUCE_TF_OPS_CORE_H
 
 #include <chrono>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -44,10 +45,10 @@ class Call {
  public:
   explicit Call(OpKernelContext* kernel = nullptr, int output = 0)
       : kernel_(kernel), output_(output) {
-    context.allocate = [](void* user, size_t bytes) {
+    context.allocate = [](void* user, size_t bytes) noexcept {
       return static_cast<Call*>(user)->scratch_.allocate(bytes);
     };
-    context.output = [](void* user, size_t bytes) {
+    context.output = [](void* user, size_t bytes) noexcept {
       return static_cast<Call*>(user)->allocate_result(bytes);
     };
     context.user = this;
@@ -61,7 +62,11 @@ class Call {
  private:
   void* allocate_result(size_t bytes) {
     if (kernel_ == nullptr) {
-      own_result.resize(bytes);
+      try {
+        own_result.resize(bytes);
+      } catch (const std::exception&) {
+        return nullptr;
+      }
       return bytes == 0 ? static_cast<void*>(this) : static_cast<void*>(own_result.data());
     }
     if (!kernel_

@@ -46,8 +46,12 @@ struct DecodeSum {
   absl::Status check(OpKernelContext* kernel) const {
     if (kernel->input(kMessages).dims() != 1 || kernel->input(kScale).dims() != 0 ||
         kernel->input(kShape).dims() > 1)
-      return absl::InvalidArgumentError(
-          "DeepreduceDecodeSum: expected a vector of messages, a scalar scale and a shape");
+      return absl::InvalidArgumentError(absl::StrCat(
+          "DeepreduceDecodeSum: expected a vector of messages, a scalar scale and a shape, got "
+          "tensors of shapes ",
+          kernel->input(kMessages).shape().DebugString(), ", ",
+          kernel->input(kScale).shape().DebugString(), " and ",
+          kernel->input(kShape).shape().DebugString()));
     return absl::OkStatus();
   }
 

@@ -37,10 +37,14 @@ class ProbeOp : public tensorflow::OpKernel {
   }
 
   void Compute(OpKernelContext* kernel) override {
-    OP_REQUIRES(kernel,
-                kernel->input(0).dims() == 0 && kernel->input(1).dims() == 0 &&
-                    kernel->input(2).dims() == 0,
-                absl::InvalidArgumentError("rank, step and loss_scale: expected scalars"));
+    OP_REQUIRES(
+        kernel,
+        kernel->input(0).dims() == 0 && kernel->input(1).dims() == 0 &&
+            kernel->input(2).dims() == 0,
+        absl::InvalidArgumentError(absl::StrCat(
+            "rank, step and loss_scale: expected scalars, got shapes ",
+            kernel->input(0).shape().DebugString(), ", ", kernel->input(1).shape().DebugString(),
+            " and ", kernel->input(2).shape().DebugString())));
     Tensor* probe = nullptr;
     OP_REQUIRES_OK(kernel,
                    kernel->allocate_output(0, tensorflow::TensorShape({DR_PROBE_LENGTH}), &probe));
@@ -112,11 +116,17 @@ class ScaleOp : public tensorflow::OpKernel {
 
   void Compute(OpKernelContext* kernel) override {
     const Tensor& probe = kernel->input(0);
-    OP_REQUIRES(kernel,
-                probe.NumElements() == DR_PROBE_LENGTH && kernel->input(1).dims() == 0 &&
-                    kernel->input(2).dims() == 0 && kernel->input(3).dims() == 0,
+    OP_REQUIRES(kernel, probe.NumElements() == DR_PROBE_LENGTH,
                 absl::InvalidArgumentError(absl::StrCat("reduced_probe: expected shape [4], got ",
                                                         probe.shape().DebugString())));
+    OP_REQUIRES(
+        kernel,
+        kernel->input(1).dims() == 0 && kernel->input(2).dims() == 0 &&
+            kernel->input(3).dims() == 0,
+        absl::InvalidArgumentError(absl::StrCat(
+            "size, step and loss_scale: expected scalars, got shapes ",
+            kernel->input(1).shape().DebugString(), ", ", kernel->input(2).shape().DebugString(),
+            " and ", kernel->input(3).shape().DebugString())));
     std::vector<uint64_t> ranks = ranks_;
     if (ranks.empty()) {
       ranks.resize(static_cast<size_t>(kernel->input(1).scalar<int32_t>()()));

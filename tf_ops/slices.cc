@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <new>
 #include <numeric>
 
 #include "messages.h"
@@ -51,9 +52,10 @@ class EncodeSlicesOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("rows", &rows_));
     OP_REQUIRES_OK(construction, construction->GetAttr("T", &type_));
     OP_REQUIRES_OK(construction, Slot::check(memories_, records_));
-    OP_REQUIRES(construction, memories_ <= 1,
-                absl::InvalidArgumentError(
-                    "DeepreduceEncodeSlices: expected at most a residual, got a velocity"));
+    OP_REQUIRES(
+        construction, memories_ <= 1,
+        absl::InvalidArgumentError(absl::StrCat(
+            "DeepreduceEncodeSlices: expected at most 1 memory, a residual, got ", memories_)));
   }
 
   void Compute(OpKernelContext* kernel) override {
@@ -77,27 +79,20 @@ class EncodeSlicesOp : public tensorflow::OpKernel {
     const int64_t* row = indices.flat<int64_t>().data();
     for (int64_t i = 0; i < indices.NumElements() && status == DR_OK; ++i)
       if (row[i] < 0 || row[i] >= rows_)
-        status = failed(
-            call, absl::StrCat("slices: expected indices of 0 to ", rows_ - 1, ", got ", row[i]));
+        status =
+            failed(call, DR_INVALID_ARGUMENT,
+                   absl::StrCat("slices: expected indices of 0 to ", rows_ - 1, ", got ", row[i]));
 
     std::vector<uint32_t> elements, settled;
     std::vector<float> sums;
     if (status == DR_OK) {
-      switch (type_) {
-        case tensorflow::DT_HALF:
-          merge<Eigen::half>(values, row, slice_size, residual, &elements, &sums, &settled);
-          break;
-        case tensorflow::DT_BFLOAT16:
-          merge<tensorflow::bfloat16>(values, row, slice_size, residual, &elements, &sums,
-                                      &settled);
-          break;
-        case tensorflow::DT_DOUBLE:
-          merge<double>(values, row, slice_size, residual, &elements, &sums, &settled);
-          break;
-        default:
-          merge<float>(values, row, slice_size, residual, &elements, &sums, &settled);
-          break;
+      try {
+        merge_values(values, row, slice_size, residual, &elements, &sums, &settled);
+      } catch (const std::bad_alloc&) {  // an exception would end the process
+        status = failed(call, DR_OUT_OF_MEMORY, "no memory for the slices");
       }
+    }
+    if (status == DR_OK) {
       dr_sparse_encoding encoding{};
       encoding.indices = elements.data();
       encoding.values = sums.data();
@@ -122,9 +117,25 @@ class EncodeSlicesOp : public tensorflow::OpKernel {
   }
 
  private:
-  static int failed(Call& call, const std::string& message) {
+  static int failed(Call& call, int status, const std::string& message) {
     std::snprintf(call.context.message, sizeof(call.context.message), "%s", message.c_str());
-    return DR_INVALID_ARGUMENT;
+    return status;
+  }
+
+  void merge_values(const Tensor& values, const int64_t* row, int64_t slice_size,
+                    const float* residual, std::vector<uint32_t>* elements,
+                    std::vector<float>* sums, std::vector<uint32_t>* settled) const {
+    switch (type_) {
+      case tensorflow::DT_HALF:
+        return merge<Eigen::half>(values, row, slice_size, residual, elements, sums, settled);
+      case tensorflow::DT_BFLOAT16:
+        return merge<tensorflow::bfloat16>(values, row, slice_size, residual, elements, sums,
+                                           settled);
+      case tensorflow::DT_DOUBLE:
+        return merge<double>(values, row, slice_size, residual, elements, sums, settled);
+      default:
+        return merge<float>(values, row, slice_size, residual, elements, sums, settled);
+    }
   }
 
   // Finds the nonzero elements of the rows' sums, in ascending order. `settled`: elements where the
@@ -192,7 +203,7 @@ REGISTER_OP("DeepreduceDecodeSlices")
     })
     .Doc(R"doc(
 Adds up the payloads, one of each of `ranks` ranks, of one variable of `shape` as slices: distinct rows in ascending order. A payload of NaN or Inf
-makes one slice of NaN.
+makes one slice, all NaN.
 )doc");
 
 class DecodeSlicesOp : public tensorflow::OpKernel {
@@ -209,6 +220,15 @@ class DecodeSlicesOp : public tensorflow::OpKernel {
   }
 
   void Compute(OpKernelContext* kernel) override {
+    try {
+      decode(kernel);
+    } catch (const std::bad_alloc&) {  // an exception would end the process
+      kernel->SetStatus(absl::ResourceExhaustedError(named(variable_, "no memory for the slices")));
+    }
+  }
+
+ private:
+  void decode(OpKernelContext* kernel) const {
     const Stopwatch watch;
     Call call;
     OneVariablesPayloads payloads;
@@ -217,8 +237,9 @@ class DecodeSlicesOp : public tensorflow::OpKernel {
     std::vector<uint32_t> elements;
     std::vector<float> sums;
     if (payloads.non_finite) {
-      elements.push_back(0);
-      sums.push_back(std::numeric_limits<float>::quiet_NaN());
+      elements.resize(static_cast<size_t>(shape_.num_elements() / shape_.dim_size(0)));
+      std::iota(elements.begin(), elements.end(), 0);
+      sums.assign(elements.size(), std::numeric_limits<float>::quiet_NaN());
     } else {
       const int status =
           dr_decode_sparse(&call.context, payloads.data.data(), payloads.sizes.data(),
@@ -255,7 +276,6 @@ class DecodeSlicesOp : public tensorflow::OpKernel {
     seconds[1] += watch.seconds();
   }
 
- private:
   template <class T>
   void write(OpKernelContext* kernel, const std::vector<uint32_t>& elements,
              const std::vector<float>& sums) const {

@@ -1,6 +1,8 @@
 // The PyTorch operators: they check tensors and call the native core.
 #include <torch/library.h>
 
+#include <exception>
+
 #include "arguments.h"
 #include "support/host_scratch.h"
 
@@ -11,12 +13,16 @@ namespace {
 class Call {
  public:
   Call() {
-    context.allocate = [](void* user, size_t bytes) {
+    context.allocate = [](void* user, size_t bytes) noexcept {
       return static_cast<Call*>(user)->scratch_.allocate(bytes);
     };
-    context.output = [](void* user, size_t bytes) -> void* {
+    context.output = [](void* user, size_t bytes) noexcept -> void* {
       Call* call = static_cast<Call*>(user);
-      call->result = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+      try {
+        call->result = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+      } catch (const std::exception&) {
+        return nullptr;
+      }
       // null would mean a failed allocation
       return bytes == 0 ? static_cast<void*>(call) : call->result.data_ptr();
     };

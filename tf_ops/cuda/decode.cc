@@ -135,7 +135,7 @@ class DecodeSumOnDeviceOp : public WaitingKernel {
     }
     TF_RETURN_IF_ERROR(decode_.add_up(kernel, call, payloads, static_cast<float*>(total.data()),
                                       sum->NumElements()));
-    TF_RETURN_IF_ERROR(device.copy(sum->data(), total.data(), total.TotalBytes()));
+    TF_RETURN_IF_ERROR(device.copy_pinned(sum->data(), total.data(), total.TotalBytes()));
     return device.wait();
   }
 

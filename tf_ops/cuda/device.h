@@ -56,11 +56,17 @@ class DeviceCall {
     return allocate(bytes, attributes, memory);
   }
 
-  // Copies on the stream; `to` and `from` may be pinned or device memory.
+  // Copies on the stream. Pinned memory must be new since the last wait; see also copy_pinned.
   absl::Status copy(void* to, const void* from, uint64_t bytes) {
     return bytes == 0
                ? absl::OkStatus()
                : checked("copy", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_));
+  }
+
+  // Copies pinned memory that was there before the last wait.
+  absl::Status copy_pinned(void* to, const void* from, uint64_t bytes) {
+    pinned_in_use_ = true;
+    return copy(to, from, bytes);
   }
 
   absl::Status zero(void* memory, uint64_t bytes) {
@@ -68,14 +74,19 @@ class DeviceCall {
                       : checked("memset", cudaMemsetAsync(memory, 0, bytes, stream_));
   }
 
-  // Waits until the stream has finished its work so far; the thread sleeps.
+  // Waits until the stream has finished its work so far. The thread sleeps, unless there is no
+  // event to sleep on: the memory of a call that fails must not be in use either.
   absl::Status wait() {
     cudaEvent_t event;
-    TF_RETURN_IF_ERROR(checked(
-        "event", cudaEventCreateWithFlags(&event, cudaEventBlockingSync | cudaEventDisableTiming)));
-    cudaError_t error = cudaEventRecord(event, stream_);
-    if (error == cudaSuccess) error = cudaEventSynchronize(event);
-    cudaEventDestroy(event);
+    cudaError_t error =
+        cudaEventCreateWithFlags(&event, cudaEventBlockingSync | cudaEventDisableTiming);
+    if (error == cudaSuccess) {
+      error = cudaEventRecord(event, stream_);
+      if (error == cudaSuccess) error = cudaEventSynchronize(event);
+      cudaEventDestroy(event);
+    } else {
+      error = cudaStreamSynchronize(stream_);
+    }
     pinned_in_use_ = false;
     return checked("wait", error);
   }

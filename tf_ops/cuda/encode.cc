@@ -101,7 +101,7 @@ class EncodeOnDeviceOp : public WaitingKernel {
     const int status = dr_encode(&call.context, &slot.codec, &encoding);
     if (status != DR_OK) return status_of(status, call.context.message);
     for (int i = 0; i < memories_; ++i)
-      TF_RETURN_IF_ERROR(device.copy(slot.memory[i], memory_here[i], memory_bytes));
+      TF_RETURN_IF_ERROR(device.copy_pinned(slot.memory[i], memory_here[i], memory_bytes));
     return send_result(kernel, call, device);
   }
 

@@ -8,7 +8,6 @@
 namespace deepreduce_torch {
 namespace {
 
-constexpr int64_t kFields = 20;  // numbers that describe a codec
 constexpr int64_t kReportBytes = sizeof(dr_cuda_result) + DR_HEADER_BYTES;
 constexpr int64_t kRoomAlignment = 256;
 
@@ -54,9 +53,9 @@ struct Encode {
   }
 };
 
-// Args of start: one entry for each gradient, but kFields numbers for each codec. It returns,
-// without waiting, memory that will begin with each payload, and (n, kReportBytes) reports: a
-// dr_cuda_result followed by the payload's header, which contains the payload's size.
+// Args of start: one entry for each gradient, but DR_CODEC_FIELDS numbers for each codec. It
+// returns, without waiting, memory that will begin with each payload, and (n, kReportBytes)
+// reports: a dr_cuda_result followed by the payload's header, which contains the payload's size.
 class BucketEncodings : public torch::CustomClassHolder {
  public:
   explicit BucketEncodings(std::vector<std::string> names) : names_(std::move(names)) {}
@@ -68,8 +67,11 @@ class BucketEncodings : public torch::CustomClassHolder {
     const size_t count = names_.size();
     DR_EXPECT(count > 0 && gradients.size() == count && residuals.size() == count &&
                   velocities.size() == count && steps.size() == count && keys.size() == count &&
-                  fields.size() == count * kFields,
-              "bucket: expected ", count, " gradients, got ", gradients.size());
+                  fields.size() == count * DR_CODEC_FIELDS,
+              "bucket: expected ", count, " gradients, residuals, velocities, steps, keys and ",
+              "codecs of ", DR_CODEC_FIELDS, " numbers, got ", gradients.size(), ", ",
+              residuals.size(), ", ", velocities.size(), ", ", steps.size(), ", ", keys.size(),
+              " and ", fields.size(), " numbers");
     const at::Device device = gradients[0].device();
     DR_EXPECT(device.is_cuda(), "parameter ", names_[0], ": gradient: expected a CUDA tensor, got ",
               describe(gradients[0]));
@@ -82,7 +84,7 @@ class BucketEncodings : public torch::CustomClassHolder {
     for (size_t i = 0; i < count; ++i) {
       call.encodings.push_back(encoding_of(i, device, gradients[i], residuals[i], velocities[i]));
       call.encodings.back().position = position_of(seed, steps[i], keys[i], rank);
-      const at::ArrayRef<double> numbers(fields.data() + i * kFields, kFields);
+      const at::ArrayRef<double> numbers(fields.data() + i * DR_CODEC_FIELDS, DR_CODEC_FIELDS);
       call.codecs.push_back(codec_of(numbers));
       DR_EXPECT(dr_cuda_supports(&call.codecs.back()) != 0, "parameter ", names_[i],
                 ": codec: expected one with CUDA kernels, got one that works only on the host");

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <set>
 
 #include "repeated.h"
 
@@ -26,17 +27,19 @@ at::Tensor pinned_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
 }
 
-// Copies device tensors to pinned memory and waits once; returns host tensors unchanged.
+// Copies device tensors to pinned memory, and waits once for each device; returns host tensors
+// unchanged.
 std::vector<at::Tensor> to_host(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> copies;
-  const at::Tensor* copied = nullptr;
+  std::set<c10::DeviceIndex> devices;
   for (const at::Tensor& tensor : tensors) {
     copies.push_back(tensor.is_cuda() ? pinned_like(tensor) : tensor);
     if (!tensor.is_cuda()) continue;
     copies.back().copy_(tensor, /*non_blocking=*/true);
-    copied = &tensor;
+    devices.insert(tensor.device().index());
   }
-  if (copied != nullptr) c10::cuda::getCurrentCUDAStream(copied->device().index()).synchronize();
+  for (const c10::DeviceIndex device : devices)
+    c10::cuda::getCurrentCUDAStream(device).synchronize();
   return copies;
 }
 

@@ -211,6 +211,7 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   *stream = nullptr;
   return cudaSuccess;
 }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 typedef struct EmulatedEvent* cudaEvent_t;
 enum { cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };

@@ -35,6 +35,16 @@ with pytest.raises(
 with pytest.raises(dr.InvalidArgumentError, match="out: expected a CUDA tensor like the payloads"):
     operators.checked(torch.ops.deepreduce.decode_sum_, torch.zeros(10), [payload], 1.0)
 
+encodings = torch.classes.deepreduce.BucketEncodings(["one", "two"])
+with pytest.raises(
+    dr.InvalidArgumentError,
+    match="bucket: expected 2 gradients, .* codecs of 20 numbers, got 2, 2, 2, 1, 2 and 40 numbers",
+):
+    fields = codec.fields(dr.NoMemory())
+    operators.checked(
+        encodings.start, [there, there], [None] * 2, [None] * 2, fields * 2, 0, [0], [0, 1], 0
+    )
+
 # payloads of codecs without CUDA kernels among others: both sides sum them in order
 payloads = [
     payload,
