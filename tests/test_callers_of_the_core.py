@@ -27,6 +27,7 @@ def program(tmp_path_factory):
     "case",
     [
         "changing_gradient",
+        "changing_values",
         "values_below_the_limit",
         "nothing_to_encode",
         "no_memory_left",

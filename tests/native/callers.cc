@@ -28,11 +28,12 @@ dr_codec codec_with(int sparsifier, double parameter) {
   return codec;
 }
 
-// A caller whose gradient becomes `later` when the core first allocates, with known bytes after
-// each block.
+// A caller whose gradient becomes `later` when the core allocates memory after the first `before`
+// times, with known bytes after each block.
 class ChangingCaller {
  public:
-  ChangingCaller(std::vector<float>& gradient, float later) : gradient_(gradient), later_(later) {
+  ChangingCaller(std::vector<float>& gradient, float later, size_t before = 0, uint8_t after = 0x5A)
+      : gradient_(gradient), later_(later), before_(before), after_(after) {
     context.allocate = [](void* user, size_t bytes) noexcept {
       return static_cast<ChangingCaller*>(user)->allocate(bytes);
     };
@@ -46,23 +47,26 @@ class ChangingCaller {
   void check_blocks() const {
     for (const auto& [memory, bytes] : blocks_)
       for (size_t i = 0; i < kAfter; ++i)
-        if (static_cast<uint8_t*>(memory)[bytes + i] != 0x5A)
+        if (static_cast<uint8_t*>(memory)[bytes + i] != after_)
           fail("no write after a block, of bytes", static_cast<long long>(bytes));
   }
   dr_context context{};
 
  private:
-  static constexpr size_t kAfter = size_t{1} << 20;
+  static constexpr size_t kAfter = size_t{1} << 18;
   void* allocate(size_t bytes) {
-    for (float& value : gradient_) value = later_;
+    if (blocks_.size() >= before_)
+      for (float& value : gradient_) value = later_;
     void* memory = nullptr;
     if (posix_memalign(&memory, 64, bytes + kAfter) != 0) return nullptr;
-    std::memset(static_cast<uint8_t*>(memory) + bytes, 0x5A, kAfter);
+    std::memset(static_cast<uint8_t*>(memory) + bytes, after_, kAfter);
     blocks_.emplace_back(memory, bytes);
     return memory;
   }
   std::vector<float>& gradient_;
   const float later_;
+  const size_t before_;
+  const uint8_t after_;
   std::vector<std::pair<void*, size_t>> blocks_;
 };
 
@@ -83,6 +87,33 @@ void changing_gradient() {
       caller.check_blocks();
       if (status != DR_INVALID_ARGUMENT) fail("a refusal of a gradient that changes", status);
     }
+}
+
+// Without a sparsifier and a memory, value codecs read the gradient itself.
+void changing_values() {
+  constexpr size_t kElements = 3000;
+  const deepreduce::SparsifierId all = deepreduce::kNoneSparsifier;
+  for (const dr_stage& value :
+       {dr_stage{deepreduce::kFitPoly, {5}}, dr_stage{deepreduce::kFitDExp, {}},
+        dr_stage{deepreduce::kLloydMax, {4}}, dr_stage{deepreduce::kQuantile, {256}},
+        dr_stage{deepreduce::kQSGD, {4, 512}}, dr_stage{deepreduce::kDeflate, {6}}})
+    for (size_t at = 0; at < 24; ++at)
+      for (const int simd : {0, 1, 2})
+        for (const float later : {0.0f, 1.0f, -1.0f, 3e38f}) {
+          std::vector<float> gradient(kElements);
+          for (size_t i = 0; i < kElements; ++i)
+            gradient[i] = static_cast<float>(i + 1) * static_cast<float>(1 << i % 20);
+          ChangingCaller caller(gradient, later, at / 2, at % 2 == 0 ? 0x5A : 0);
+          caller.context.simd = simd;
+          dr_encoding encoding{};
+          encoding.gradient = gradient.data();
+          encoding.d = kElements;
+          dr_codec codec = codec_with(all, 0);
+          codec.value = value;
+          const int status = dr_encode(&caller.context, &codec, &encoding);
+          caller.check_blocks();
+          if (status != DR_OK && status != DR_INVALID_ARGUMENT) fail("a payload", status);
+        }
 }
 
 // TopK collects values above a limit, which may be below it when they are read again.
@@ -169,6 +200,7 @@ int main(int, char** arguments) {
     void (*run)();
   } cases[] = {
       {"changing_gradient", changing_gradient},
+      {"changing_values", changing_values},
       {"values_below_the_limit", values_below_the_limit},
       {"nothing_to_encode", nothing_to_encode},
       {"no_memory_left", no_memory_left},

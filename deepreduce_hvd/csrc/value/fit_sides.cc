@@ -22,8 +22,10 @@ void counts_to_starts(uint32_t* next) {
 
 DR_INLINE SortedSides sort(Context& context, const float* values, uint32_t count, uint32_t* order) {
   uint32_t least = UINT32_MAX, most = 0, negatives = 0;
+  // the values are read once, because a program may change its gradient during the call
+  uint32_t* keys = context.arena.array<uint32_t>(count);
   for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t key = side_key(values[i]);
+    const uint32_t key = keys[i] = side_key(values[i]);
     const uint32_t within = key_within_side(key);
     least = within < least ? within : least;
     most = within > most ? within : most;
@@ -37,8 +39,7 @@ DR_INLINE SortedSides sort(Context& context, const float* values, uint32_t count
 
   // per digit: counts, then places
   uint32_t* next = context.arena.zeros<uint32_t>(uint64_t{3} * kMostBuckets);
-  uint32_t* keys = context.arena.array<uint32_t>(count);
-  for (uint32_t i = 0; i < count; ++i) keys[i] = compact_key(side_key(values[i]), least, span);
+  for (uint32_t i = 0; i < count; ++i) keys[i] = compact_key(keys[i], least, span);
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t key = keys[i] >> dropped;
     ++next[key & mask];

@@ -86,7 +86,8 @@ void make_tables(Context& context, const float* values, uint32_t count, uint32_t
     }
   }
   uint32_t b = 0;
-  while (counts[b] == 0) ++b;  // the bin of the largest magnitude is not empty
+  // The bin of the largest magnitude is not empty, unless a program changes its gradient meanwhile.
+  while (b + 1 < kLloydBins && counts[b] == 0) ++b;
   tables.lowest = b;
   tables.counted[b] = below;
   tables.summed[b] = tables.roots[b] = 0.0;
