@@ -40,7 +40,7 @@ LONGEST_FIRST = (
 #: which use one core each
 SUBPROCESSES = (
     "test_accuracy_agreement.py", "test_accuracy_laboratory.py", "test_accuracy_runs.py",
-    "test_build.py", "test_build_cuda.py", "test_check.py", "test_data.py", "test_gpu_check.py",
+    "test_build.py", "test_build_cuda.py", "test_callers_of_the_core.py", "test_check.py", "test_data.py", "test_gpu_check.py",
     "test_preflight.py", "test_set_up.py", "test_two_frameworks.py", "test_types.py",
 )  # fmt: skip
 

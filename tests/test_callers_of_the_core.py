@@ -1,6 +1,7 @@
 """Test the core for callers that change memory during a call, or that have none left.
 
-The cases are in tests/native/callers.cc.
+The cases are in tests/native/callers.cc. AddressSanitizer ends the program at the first access
+outside of a block.
 """
 
 import pathlib
@@ -14,10 +15,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    path = tmp_path_factory.mktemp("native") / "callers"
+    path, checked = tmp_path_factory.mktemp("native") / "callers", "-fsanitize=address"
     command = [
-        *emulation_build.compiler(), "-std=c++17", "-O1", "-g1", f"-I{emulation_build.CORE}",
-        ROOT / "tests" / "native" / "callers.cc", *emulation_build.core(), "-lz", "-o", path,
+        *emulation_build.compiler(), "-std=c++17", "-O1", "-g1", checked,
+        f"-I{emulation_build.CORE}", ROOT / "tests" / "native" / "callers.cc",
+        *emulation_build.compile_core("callers", checked), "-lz", "-o", path,
     ]  # fmt: skip
     subprocess.run(list(map(str, command)), check=True)
     return path

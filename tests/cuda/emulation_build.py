@@ -84,14 +84,17 @@ def core():
     An in-place build has left it. Without one, it is compiled.
     """
     library = ROOT / "build" / "native" / "libdeepreduce_core.a"
-    if library.exists():
-        return [library]
+    return [library] if library.exists() else compile_core("pretend_cuda/core")
+
+
+def compile_core(folder, *options):
+    """Compile the package's core for the host into a folder of build/; return the objects."""
     sources = [
         path
         for path in sorted(CORE.rglob("*.cc"))
         if path.name != "python.cc" and "cuda" not in path.parts
     ]
-    return compile_sources(sources, "pretend_cuda/core", ["-O1", "-std=c++17", f"-I{CORE}"])
+    return compile_sources(sources, folder, ["-O1", "-std=c++17", f"-I{CORE}", *options])
 
 
 def kernels_and_core():
