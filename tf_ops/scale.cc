@@ -30,6 +30,19 @@ REGISTER_OP("DeepreduceProbe")
 What a compressor hands to Horovod's reduction, (4,): it tells ranks, configuration (`fingerprint`), step and loss scale apart.
 )doc");
 
+// Returns an error unless three inputs, `names`, are scalars.
+absl::Status expect_scalars(const OpKernelContext& kernel, int first, const char* names) {
+  std::vector<std::string> shapes;
+  bool scalars = true;
+  for (int i = first; i < first + 3; ++i) {
+    shapes.push_back(kernel.input(i).shape().DebugString());
+    scalars = scalars && kernel.input(i).dims() == 0;
+  }
+  if (scalars) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(names, ": expected scalars, got shapes ",
+                                                 shapes[0], ", ", shapes[1], " and ", shapes[2]));
+}
+
 class ProbeOp : public tensorflow::OpKernel {
  public:
   explicit ProbeOp(tensorflow::OpKernelConstruction* construction) : OpKernel(construction) {
@@ -37,14 +50,7 @@ class ProbeOp : public tensorflow::OpKernel {
   }
 
   void Compute(OpKernelContext* kernel) override {
-    OP_REQUIRES(
-        kernel,
-        kernel->input(0).dims() == 0 && kernel->input(1).dims() == 0 &&
-            kernel->input(2).dims() == 0,
-        absl::InvalidArgumentError(absl::StrCat(
-            "rank, step and loss_scale: expected scalars, got shapes ",
-            kernel->input(0).shape().DebugString(), ", ", kernel->input(1).shape().DebugString(),
-            " and ", kernel->input(2).shape().DebugString())));
+    OP_REQUIRES_OK(kernel, expect_scalars(*kernel, 0, "rank, step and loss_scale"));
     Tensor* probe = nullptr;
     OP_REQUIRES_OK(kernel,
                    kernel->allocate_output(0, tensorflow::TensorShape({DR_PROBE_LENGTH}), &probe));
@@ -119,14 +125,7 @@ class ScaleOp : public tensorflow::OpKernel {
     OP_REQUIRES(kernel, probe.NumElements() == DR_PROBE_LENGTH,
                 absl::InvalidArgumentError(absl::StrCat("reduced_probe: expected shape [4], got ",
                                                         probe.shape().DebugString())));
-    OP_REQUIRES(
-        kernel,
-        kernel->input(1).dims() == 0 && kernel->input(2).dims() == 0 &&
-            kernel->input(3).dims() == 0,
-        absl::InvalidArgumentError(absl::StrCat(
-            "size, step and loss_scale: expected scalars, got shapes ",
-            kernel->input(1).shape().DebugString(), ", ", kernel->input(2).shape().DebugString(),
-            " and ", kernel->input(3).shape().DebugString())));
+    OP_REQUIRES_OK(kernel, expect_scalars(*kernel, 1, "size, step and loss_scale"));
     std::vector<uint64_t> ranks = ranks_;
     if (ranks.empty()) {
       ranks.resize(static_cast<size_t>(kernel->input(1).scalar<int32_t>()()));
