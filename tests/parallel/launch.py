@@ -26,6 +26,7 @@ LAUNCHERS = {
 TENSORFLOW_SCENARIOS = (
     "tensorflow_scenarios.py", "tensorflow_several.py", "tensorflow_states.py",
     "tensorflow_variables.py", "tensorflow_refusals.py", "tensorflow_keras.py",
+    "tensorflow_saved_models.py",
     "tensorflow_tables.py", "tensorflow_version_1.py",
     "tensorflow_table_gradients.py", "tensorflow_misuse.py",
 )  # fmt: skip

@@ -16,6 +16,7 @@ import tensorflow as tf
 import tensorflow_keras
 import tensorflow_misuse
 import tensorflow_refusals
+import tensorflow_saved_models
 import tensorflow_several
 import tensorflow_states
 import tensorflow_table_gradients
@@ -357,6 +358,7 @@ if __name__ == "__main__":
             **vars(tensorflow_variables),
             **vars(tensorflow_refusals),
             **vars(tensorflow_keras),
+            **vars(tensorflow_saved_models),
             **vars(tensorflow_misuse),
             **vars(tensorflow_tables),
             **vars(tensorflow_version_1),
