@@ -188,16 +188,14 @@ def read(data):
         if not good:
             raise CorruptPayloadError(f"payload {what}: expected {expected}, got {value}")
     if flags & NON_FINITE:
-        for what, wanted, number in (
-            ("values", 0, count),
-            ("bytes", HEADER.size, len(raw)),
-            ("as the index codec", 0, index_id),
-            ("as the value codec", 0, value_id),
+        for expected, value, good in (
+            ("no values", count, count == 0),
+            (f"{HEADER.size} bytes without sections", len(raw), len(raw) == HEADER.size),
+            ("the index codec 0", index_id, index_id == 0),
+            ("the value codec 0", value_id, value_id == 0),
         ):
-            if number != wanted:
-                raise CorruptPayloadError(
-                    f"non-finite payload: expected {wanted} {what}, got {number}"
-                )
+            if not good:
+                raise CorruptPayloadError(f"non-finite payload: expected {expected}, got {value}")
     if not flags & NON_FINITE and index_id == 0 and count != d:
         raise CorruptPayloadError(f"payload without indices: expected count = d = {d}, got {count}")
     if index_id == 0 and index:

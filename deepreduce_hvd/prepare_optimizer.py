@@ -26,9 +26,9 @@ def prepare(optimizer: Any, compression: Any) -> Any:
     not change. Adam and its variants (AdamW, Adamax; on PyTorch also NAdam, RAdam) use 0 as the
     first of ``betas``, or as ``beta_1``. Embedding tables that the default codec finds keep their
     momentum, except in PyTorch's NAdam. Adagrad and Adadelta have no momentum, so nothing changes.
-    With ``MomentumCorrection(m)``, a weight decay that is added to gradients is multiplied by 1 /
-    (1 - m). With :class:`NoMemory` or :class:`NoneSparsifier`, nothing is delayed, so nothing
-    changes either.
+    With ``MomentumCorrection(m)``, a weight decay that is added to gradients is divided by 1 - m.
+    With :class:`NoMemory` or :class:`NoneSparsifier`, nothing is delayed, so nothing changes
+    either.
 
     Parameters that the compressor does not compress are updated as before. A parameter that has
     a codec counts as compressed even while a plan sends it uncompressed. On TensorFlow, this does

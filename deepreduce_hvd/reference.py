@@ -350,13 +350,14 @@ def decode_sparse(data, d=None):
             _expect_decoded(index_codec, indices, np.uint32, parts.count)
             in_order = np.sort(indices) if index_codec.any_order else indices
             _expect_ascending(f"{index_codec.__name__}.decode", in_order, parts.d)
-        (wrong,) = np.nonzero(indices[1:] <= indices[:-1])
-        if index_codec.any_order and parts.order != container.INDICES_IN_VALUE_ORDER and wrong.size:
-            first, second = indices[wrong[0] : wrong[0] + 2]
-            raise CorruptPayloadError(
-                f"index section: expected ascending indices for payload order {parts.order}, "
-                f"got {second} after {first}"
-            )
+        if index_codec.any_order and parts.order != container.INDICES_IN_VALUE_ORDER:
+            wrong = np.flatnonzero(indices[1:] <= indices[:-1])
+            if wrong.size:
+                first, second = indices[wrong[0] : wrong[0] + 2]
+                raise CorruptPayloadError(
+                    f"index section: expected ascending indices for payload order {parts.order}, "
+                    f"got {second} after {first}"
+                )
     values = value_codec.decode(parts.values, parts.count)
     if parts.value_id >= FIRST_USER_ID:
         _expect_decoded(value_codec, values, np.float32, parts.count)

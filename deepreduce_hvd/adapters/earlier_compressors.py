@@ -6,9 +6,15 @@ used once, and what it keeps is never sent.
 
 import weakref
 
+from deepreduce_hvd.planning.policies import some_of
 from deepreduce_hvd.user_warnings import warn
 
-_MOST_SHOWN = 3
+_MESSAGE = (
+    "this compressor begins without residuals, but another one has exchanged gradients of the same"
+    " parameters ({}), and what it keeps of them is not sent any more; create one compressor before"
+    " the training loop, and outside of a tf.function; or call close() on the old one before you"
+    " use the new one"
+)
 
 #: adapters of the compressors that have been used
 _used: weakref.WeakSet = weakref.WeakSet()
@@ -33,16 +39,5 @@ def note_first_use(adapter):
         names = [known[one] for one in own if one in known]
         left = [name for name in names if other.slots[name].state and other.slots[name].steps]
         if left:
-            warn(_message(left))
+            warn(_MESSAGE.format(some_of(left)))
             return
-
-
-def _message(names):
-    more = len(names) - _MOST_SHOWN
-    text = ", ".join(names[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
-    return (
-        f"this compressor begins without residuals, but another one has exchanged gradients of the"
-        f" same parameters ({text}), and what it keeps of them is not sent any more; create one"
-        " compressor before the training loop, and outside of a tf.function; or call close() on the"
-        " old one before you use the new one"
-    )

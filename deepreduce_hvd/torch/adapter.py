@@ -32,12 +32,6 @@ from deepreduce_hvd.torch.unexchanged import Unexchanged
 from deepreduce_hvd.torch.waits import called_by_horovod, watch
 
 _HOST = torch.device("cpu")
-_OTHER_VALUES = (
-    "{ranks} began with other values of the compressor's parameters than the first rank; call"
-    " hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step, and after"
-    " hvd.broadcast_optimizer_state, which may change them; ignore this if the program changes the"
-    " parameters on purpose, for its backward pass only"
-)
 
 
 class Adapter(TorchAdapter):
@@ -368,7 +362,7 @@ class Adapter(TorchAdapter):
         if not with_steps:  # an elastic state makes the parameters equal after the handshake
             return super().describe(with_steps)
         parameters = {name: slot.parameter for name, slot in self.slots.items()}
-        values = values_of(parameters, _OTHER_VALUES, self.transport)
+        values = values_of(parameters, self.transport)
         return [*super().describe(with_steps), values]
 
     def forget_steps(self):

@@ -11,6 +11,13 @@ from deepreduce_hvd.torch.ops import DTYPES
 from deepreduce_hvd.torch.slot import Slot
 from deepreduce_hvd.validation import expect_size
 
+_OTHER_VALUES = (
+    "{ranks} began with other values of the compressor's parameters than the first rank; call"
+    " hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step, and after"
+    " hvd.broadcast_optimizer_state, which may change them; ignore this if the program changes the"
+    " parameters on purpose, for its backward pass only"
+)
+
 
 def make_slots(compressor, named, home):
     """Make the slot of each parameter.
@@ -177,12 +184,12 @@ def frozen_parameters(slots):
     )
 
 
-def values_of(parameters, warning, transport):
+def values_of(parameters, transport, warning=_OTHER_VALUES):
     """Return the setting with a checksum of each parameter. Ranks should begin with equal ones.
 
     Args:
         parameters: name of a parameter -> the parameter, or this rank's part of it.
-        warning, transport: as for
+        transport, warning: as for
             :func:`~deepreduce_hvd.coordination.compared_settings.warns_first_rank`.
     """
     sums = [f"{name} {_sum_of_bits(one.detach())}" for name, one in parameters.items()]

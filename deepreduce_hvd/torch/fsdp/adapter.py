@@ -244,7 +244,7 @@ class FsdpAdapter(DistributedAdapter):
 
     def describe(self, with_steps):
         shards = {name: slot.parameter.to_local() for name, slot in self.slots.items()}
-        return [*super().describe(with_steps), values_of(shards, _OTHER_VALUES, self.transport)]
+        return [*super().describe(with_steps), values_of(shards, self.transport, _OTHER_VALUES)]
 
     # --- one buffer ---
 
