@@ -17,9 +17,9 @@ import time
 _NO_TESTS = 5
 #: of the slow cases of products of settings, such as index codec x value codec x input, one in so
 #: many is run with --slow; ``pytest -m "not several_processes"`` runs all
-_ONE_IN = 10
+_ONE_IN = 15
 #: cases of each single-process test, without --slow
-_AT_MOST = 20
+_AT_MOST = 8
 #: the same with --fast
 _AT_MOST_FAST = 4
 #: jobs of ranks at a time, on any machine

@@ -30,7 +30,8 @@ LONGEST_FIRST = (
     "hosts/test_changing_link.py", "parallel/test_torch_fsdp.py", "hosts/test_more_ranks.py",
     "parallel/test_hung_peer.py", "parallel/test_tensorflow_elastic.py",
     "parallel/test_tensorflow_overflow.py", "parallel/test_tensorflow_communicators.py",
-    "parallel/test_torch_elastic.py", "random_walk/test_tensorflow_walk.py",
+    "parallel/test_torch_elastic.py", "parallel/test_torch_several.py",
+    "random_walk/test_tensorflow_walk.py",
     "random_walk/test_torch_walk.py", "parallel/test_torch_communicators.py",
     "cuda/test_pretend.py", "hosts/test_time_to_accuracy.py",
     "hosts/test_hosts.py", "parallel/test_tensorflow_protocol.py",
@@ -40,8 +41,8 @@ LONGEST_FIRST = (
 #: which use one core each
 SUBPROCESSES = (
     "test_accuracy_agreement.py", "test_accuracy_laboratory.py", "test_accuracy_runs.py",
-    "test_build.py", "test_build_cuda.py", "test_callers_of_the_core.py", "test_check.py", "test_data.py", "test_gpu_check.py",
-    "test_preflight.py", "test_set_up.py", "test_two_frameworks.py", "test_types.py",
+    "test_build.py", "test_build_cuda.py", "test_callers_of_the_core.py", "test_check.py",
+    "test_data.py", "test_gpu_check.py", "test_preflight.py", "test_set_up.py", "test_two_frameworks.py", "test_types.py",
 )  # fmt: skip
 
 #: {path of a test file: seconds of its tests and their fixtures}

@@ -188,19 +188,19 @@ print(f"rank {horovod.rank()}: equal parameters, {tf.keras.Model.__module__}")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "legacy", "arguments", "loss"),
     [
-        pytest.param(
+        (
             "recommender.py",
             "1",
             [cache_directory() / "movielens-100k" / "ml-100k.inter", "lossless"],
             r"loss ([0-9.]+)",
-            marks=pytest.mark.slow,
         ),
         ("slices.py", "1", [], r"loss ([0-9.]+)"),
-        pytest.param("fit.py", "1", [], r"loss: ([0-9.]+)", marks=pytest.mark.slow),
-        pytest.param("keras3.py", "0", [], r"loss ([0-9.]+)", marks=pytest.mark.slow),
+        ("fit.py", "1", [], r"loss: ([0-9.]+)"),
+        ("keras3.py", "0", [], r"loss ([0-9.]+)"),
     ],
 )
 def test_tensorflow_scripts_run_on_two_ranks(name, legacy, arguments, loss, tmp_path, monkeypatch):

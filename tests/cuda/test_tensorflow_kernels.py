@@ -192,7 +192,7 @@ _ON_THE_GPU = "compressed_on_the_gpu"
 _OF_THE_HOST = [
     name for worker in TENSORFLOW_SCENARIOS if "_table" not in worker for name in scenarios(worker)
 ]
-_WITHOUT_NCCL = (*some(3, _OF_THE_HOST), _ON_THE_GPU)
+_WITHOUT_NCCL = (*some(5, _OF_THE_HOST), _ON_THE_GPU)
 #: scenarios of tests/parallel that depend on whether a collective runs on the host or with NCCL
 _WITH_NCCL = (
     "average_is_the_mean_of_what_payloads_decode_to",

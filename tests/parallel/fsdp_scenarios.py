@@ -26,12 +26,12 @@ from deepreduce_hvd.schedule import Message
 
 
 def scenario_random_programs(directory):
-    for seed in range(15):
+    for seed in range(6):
         fsdp_random.run(seed)
 
 
 def scenario_many_random_programs(directory):
-    for seed in range(15, 40):
+    for seed in range(6, 40):
         fsdp_random.run(seed)
 
 

@@ -35,6 +35,21 @@ def decided_at(programs, table):
     Returns:
         (number of the step, from 1; whether it is a table), or None if it stays unknown.
     """
+    number, says = _said(programs, table)
+    return (number, all(says)) if says else None
+
+
+def ranks_disagree(programs, table):
+    """Return whether the gradient looks like a table's on one rank, and like another's elsewhere.
+
+    Args:
+        programs, table: as for :func:`decided_at`.
+    """
+    return len(set(_said(programs, table)[1])) == 2
+
+
+def _said(programs, table):
+    """Return the step in which some rank knows, and what the ranks say then: a list of bool."""
     first_rows: dict[int, set] = {}
     for number, step in enumerate(programs, 1):
         says = []
@@ -49,5 +64,5 @@ def decided_at(programs, table):
             elif rows:
                 first_rows[rank] = rows
         if says:
-            return number, all(says)
-    return None
+            return number, says
+    return None, []

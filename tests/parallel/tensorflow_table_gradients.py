@@ -236,9 +236,9 @@ def _residuals(compressor):
     return {name: entry["memory"]["residual"] for name, entry in parameters.items()}
 
 
-def scenario_slices_are_those_of_a_table(directory):
+def _train_with_slices(seeds):
     """With the default, all used rows are sent with 4 bits per value, and what is left is kept."""
-    for seed in range(6):
+    for seed in seeds:
         draw = random.Random(seed)
         own = np.random.default_rng(10 * seed + hvd.rank())
         rows, columns = draw.choice(((50, 24), (2000, 3), (300, 16)))
@@ -267,3 +267,11 @@ def scenario_slices_are_those_of_a_table(directory):
         left = sum_over_ranks(kept.reshape(rows, columns)) / hvd.size()
         assert np.abs(arrived + left - total).max() < 1e-5
         assert np.square(left).sum() < 0.1 * np.square(total).sum()
+
+
+def scenario_slices_are_those_of_a_table(directory):
+    _train_with_slices(range(2))
+
+
+def scenario_slices_of_many_random_programs(directory):
+    _train_with_slices(range(2, 6))

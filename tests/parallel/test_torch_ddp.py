@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from launch import horovodrun, scenario_tests
+from launch import horovodrun, scenario_tests, scenarios
 from launch_torchrun import failure_tests, lines_of, torchrun
 
 reports, test_scenario = scenario_tests(
@@ -21,10 +21,13 @@ reports, test_scenario = scenario_tests(
     run=torchrun,
     slow_scenarios=(
         "many_random_programs",
+        "auto_starts_again_when_steps_change",
+        "auto_with_an_embedding_table",
         "auto_with_steps_that_are_regularly_longer",
         "a_step_that_is_compiled_as_a_whole",
         "skipped_steps_of_several_passes_lose_nothing",
         "unused_parameters_stay_out_of_encoded_sums",
+        *scenarios("ddp_misuse.py"),
     ),
     on_every_number=("members_of_other_groups", "all_ranks_get_the_whole_error_of_one"),
 )
@@ -40,22 +43,22 @@ said, test_every_rank_ends_with_the_cause = failure_tests(
     2,
     quick={
         "other_codec_on_one_rank": _OTHER_CONFIGURATION,
-        "other_dense_below_on_one_rank": rf"{_OTHER_CONFIGURATION}.*dense_below",
-        "other_communicator_on_one_rank": _OTHER_CONFIGURATION,
         "other_steps_on_one_rank": r"expected the same gradients in the same step on every rank",
         "encoding_that_fails_on_one_rank": (
             rf"{_TOLD}DeepReduceError: parameter branch.weight: InvalidArgumentError"
         ),
-        "loss_scale_that_fails_on_one_rank": rf"{_TOLD}KeyError: 'no scale today'",
-        "rank_that_fails_before_sums_in_hosts": rf"{_TOLD}KeyError: 'no scale today'",
-        "writer_that_fails_on_one_rank": rf"{_TOLD}OSError: the disk is full",
-        "dense_gradients_that_fail_on_one_rank": r"'NoneType' object is not callable",
-        "exception_on_one_rank": r"the data has ended",
         "exception_in_backward_on_one_rank": r"LookupError: a bad batch",
         "payload_that_is_corrupt": r"CorruptPayloadError",
         "rank_that_is_killed": _KILLED,
     },
     slow={
+        "other_dense_below_on_one_rank": rf"{_OTHER_CONFIGURATION}.*dense_below",
+        "other_communicator_on_one_rank": _OTHER_CONFIGURATION,
+        "loss_scale_that_fails_on_one_rank": rf"{_TOLD}KeyError: 'no scale today'",
+        "rank_that_fails_before_sums_in_hosts": rf"{_TOLD}KeyError: 'no scale today'",
+        "writer_that_fails_on_one_rank": rf"{_TOLD}OSError: the disk is full",
+        "dense_gradients_that_fail_on_one_rank": r"'NoneType' object is not callable",
+        "exception_on_one_rank": r"the data has ended",
         "other_order_on_one_rank": (
             rf"{_OTHER_CONFIGURATION}.*number 0=convolution\.weight .* on rank 0 and last\.bias"
         ),

@@ -10,7 +10,12 @@ reports, test_scenario = scenario_tests(
     "torch_tables.py",
     "torch_table_warnings.py",
     "torch_misuse.py",
-    slow_scenarios=("every_codec_with_every_memory", *scenarios("torch_refusals.py")),
+    slow_scenarios=(
+        "every_codec_with_every_memory",
+        *scenarios("torch_misuse.py"),
+        *scenarios("torch_refusals.py"),
+        *scenarios("torch_table_warnings.py"),
+    ),
     on_every_number=("states_of_another_world_size",),
 )
 

@@ -10,6 +10,7 @@ reports, test_scenario = scenario_tests(
     "torch_profiles.py",
     "torch_uncompressed.py",
     slow_scenarios=(
+        "auto_finds_tables_before_it_plans",
         "auto_starts_again_after_a_rest",
         "auto_starts_again_when_steps_change",
         "optimizers_that_share_auto_and_step_in_another_order_on_each_rank",

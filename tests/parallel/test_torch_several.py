@@ -12,6 +12,10 @@ reports, test_scenario = scenario_tests(
     "torch_commits.py",
     "torch_loss_scale.py",
     "torch_programs.py",
+    slow_scenarios=(
+        "a_step_that_is_compiled_as_a_whole",
+        "skipped_steps_of_several_passes_lose_nothing",
+    ),
     on_more_ranks=(
         "names_do_not_depend_on_timing",
         "collectives_of_the_program_after_backward",
