@@ -4,11 +4,12 @@ Also ``python -m deepreduce_hvd.plan``. docs/schedule.md explains the model and 
 """
 
 import argparse
+import contextlib
 import dataclasses
 import pathlib
 import reprlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import CODEC, KINDS, Message, Timeline
@@ -269,12 +270,24 @@ def _run(arguments: argparse.Namespace) -> None:
         shown = _DRAWN if given is None else rules
         timelines = {rule: predict(rule, profile, first, density)[0] for rule in shown}
         if arguments.plot:
-            draw(timelines, arguments.plot, f"{first.hosts} hosts, {first.link.name}")
+            with _naming(arguments.plot):
+                draw(timelines, arguments.plot, f"{first.hosts} hosts, {first.link.name}")
         if arguments.trace:
-            write_trace(timelines, arguments.trace)
+            with _naming(arguments.trace):
+                write_trace(timelines, arguments.trace)
     if arguments.save:
         _, messages = predict("plan", profile, first, density)
-        Plan.of(profile, first, messages).save(arguments.save)
+        with _naming(arguments.save):
+            Plan.of(profile, first, messages).save(arguments.save)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Name a file in the error when it cannot be written; a full disk names none."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
 
 
 if __name__ == "__main__":

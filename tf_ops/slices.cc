@@ -214,7 +214,8 @@ class DecodeSlicesOp : public tensorflow::OpKernel {
     OP_REQUIRES(construction,
                 shape.AsTensorShape(&shape_) && shape_.dims() >= 1 && shape_.num_elements() > 0,
                 absl::InvalidArgumentError(absl::StrCat(
-                    "shape: expected a variable with rows, got ", shape.DebugString())));
+                    "shape: expected a variable of at least one element and one dimension, got ",
+                    shape.DebugString())));
     OP_REQUIRES_OK(construction, construction->GetAttr("variable", &variable_));
     OP_REQUIRES_OK(construction, construction->GetAttr("T", &type_));
   }

@@ -350,7 +350,9 @@ def layer_times(text: str) -> Profile:
         lines = io.StringIO(text)
         reader = csv.DictReader(lines, restkey="columns without a name", skipinitialspace=True)
         try:
-            expect_unique(list(reader.fieldnames or ()), "layer times", "columns")
+            columns = list(reader.fieldnames or ())
+            expect_unique(columns, "layer times", "columns")
+            expect_keys(dict.fromkeys(columns), "layer times", _REQUIRED, _COLUMNS)
             rows = [_numbers(row) for row in reader]
         except csv.Error as error:
             raise InvalidArgumentError(

@@ -205,6 +205,15 @@ def test_wrong_arguments(layers, arguments, text, capsys):
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("option", ["--save", "--trace"])
+def test_a_full_disk_is_named(layers, option, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command.main([str(layers), option, "/dev/full"])
+    assert stop.value.code == 2
+    assert "No space left on device: '/dev/full'" in capsys.readouterr().err
+
+
 def test_files_that_are_no_profiles(tmp_path, capsys):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "text.csv").write_text("layer,size\na,1\n")
@@ -214,7 +223,7 @@ def test_files_that_are_no_profiles(tmp_path, capsys):
         (tmp_path / "binary", "decode"),
         (
             tmp_path / "text.csv",
-            "layer: expected the keys name, elements, backward_seconds, and optionally"
+            "layer times: expected the keys name, elements, backward_seconds, and optionally"
             " forward_seconds, encode_seconds, decode_seconds, got none named name, elements,",
         ),
         (tmp_path / "profile.json", "profile version: expected 1, got 9"),

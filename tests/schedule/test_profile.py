@@ -280,7 +280,9 @@ def test_layer_times_load_as_a_profile(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "at least one"),
+        ("", "layer times: expected the keys name, elements, backward_seconds, .* got none named name, "),
+        ("null", "none named name, elements, backward_seconds"),
+        ("name,elements,backward_seconds\n", "at least one"),
         ("name,elements\nw,3\n", "none named backward_seconds"),
         ("name,elements,backward_seconds,x\nw,3,1,1\n", "also x"),
         ("name,elements,backward_seconds\nw,many,1\n", "w elements: expected an integer of 1 to 2.53, got 'many'"),
