@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.schedule.dag import CODEC, KINDS, Message, Timeline
+from deepreduce_hvd.schedule.dag import CODEC, Message, Timeline
 from deepreduce_hvd.schedule.fields import expect
 from deepreduce_hvd.schedule.links import Link, Network
 from deepreduce_hvd.schedule.pictures import draw, write_trace
@@ -20,6 +20,8 @@ from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.schedule.profile import Profile, least_density
 from deepreduce_hvd.schedule.rules import RULES, predict
 
+#: units of step times, with their number per second
+_UNITS = (("seconds", 1.0), ("milliseconds", 1e3), ("microseconds", 1e6))
 #: the rules of a picture
 _DRAWN = ("one message", "WFBP", "MG-WFBP", "dense", "fp16", "buckets", "plan")
 _DEFAULT_HOSTS, _DEFAULT_LINK = "2,4,16,64", "1gbit"
@@ -152,13 +154,23 @@ def _networks(arguments: argparse.Namespace, profile: Profile) -> dict[str, list
     return networks
 
 
-def _cell(found: Timeline) -> str:
-    """Return the step time in seconds, and what takes most of it besides computing."""
+def _in_words(hosts: int) -> str:
+    """Return a number of hosts in words."""
+    return f"{hosts} host{'s' * (hosts > 1)}"
+
+
+def _unit_of(seconds: float) -> tuple[str, float]:
+    """Return a unit in which a time is readable with four decimals, and its number per second."""
+    return next((unit for unit in _UNITS if seconds * unit[1] >= 0.01), _UNITS[0])
+
+
+def _cell(found: Timeline, per_second: float) -> str:
+    """Return the step time, and what takes most of it besides computing."""
     waits = found.waits()
     longest = max(("encode", "network", "decode"), key=lambda kind: waits[kind])
     share = waits[longest] / found.step_seconds if found.step_seconds else 0.0
     reason = f"{longest} {100 * share:3.0f} %" if share >= 0.005 else ""
-    return f"{found.step_seconds:9.4f}  {reason:<14}"
+    return f"{found.step_seconds * per_second:9.4f}  {reason:<14}"
 
 
 def _described(messages: Sequence[Message]) -> str:
@@ -186,21 +198,23 @@ def _show(
     per_byte = link.gather_seconds_per_byte
     rate = f"{8e-6 / per_byte:,.5g} Mb/s" if per_byte > 0 else "no limit of the rate"
     print(f"\n{link.name}: {1e6 * link.gather_latency:.4g} us per message, {rate}")
-    hosts = [f"{network.hosts} host{'s' * (network.hosts > 1)}" for network in networks]
-    print(f"{'':12}" + "".join(f"{text:>9}{'':16}" for text in hosts).rstrip())
+    hosts = [_in_words(network.hosts) for network in networks]
     found = {rule: [predict(rule, profile, one, density) for one in networks] for rule in rules}
+    unit, per_second = _unit_of(
+        min(one.step_seconds for columns in found.values() for one, _ in columns)
+    )
+    print(f"{unit:12}" + "".join(f"{text:>9}{'':16}" for text in hosts).rstrip())
     for rule, columns in found.items():
-        print(f"{rule:12}" + "".join(_cell(one) for one, _ in columns).rstrip())
+        print(f"{rule:12}" + "".join(_cell(one, per_second) for one, _ in columns).rstrip())
+    in_order = [rule for rule in RULES if rule in found]  # the later, the denser
     for column, text in enumerate(hosts):
-        best = min(found, key=lambda rule: found[rule][column][0].step_seconds)
-        # of equally fast rules the last one, which is the densest
-        steps = {rule: columns[column][0].step_seconds for rule, columns in found.items()}
-        best = [rule for rule in steps if steps[rule] <= steps[best] * (1 + 1e-8)][-1]
+        steps = {rule: found[rule][column][0].step_seconds for rule in in_order}
+        best = [rule for rule in steps if steps[rule] <= min(steps.values()) * (1 + 1e-8)][-1]
         predicted, messages = found[best][column]
-        waits = predicted.waits()
-        causes = ", ".join(f"{kind} {waits[kind]:.4f}" for kind in KINDS if waits[kind] > 0)
+        waits = {kind: seconds for kind, seconds in predicted.waits().items() if seconds > 0}
+        causes = ", ".join(f"{kind} {waits[kind] * per_second:.4f}" for kind in waits)
         print(f"  {text}: {best}, {_described(messages)}")
-        print(f"    seconds: {causes}")
+        print(f"    {unit}: {causes or 'none'}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -271,7 +285,7 @@ def _run(arguments: argparse.Namespace) -> None:
         timelines = {rule: predict(rule, profile, first, density)[0] for rule in shown}
         if arguments.plot:
             with _naming(arguments.plot):
-                draw(timelines, arguments.plot, f"{first.hosts} hosts, {first.link.name}")
+                draw(timelines, arguments.plot, f"{_in_words(first.hosts)}, {first.link.name}")
         if arguments.trace:
             with _naming(arguments.trace):
                 write_trace(timelines, arguments.trace)

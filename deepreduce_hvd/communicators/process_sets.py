@@ -25,6 +25,11 @@ class ProcessSetTransport(Transport):
 
     def __init__(self, process_set=None):
         self.process_set = self.horovod.global_process_set if process_set is None else process_set
+        if not hasattr(self.process_set, "process_set_id"):
+            raise InvalidArgumentError(
+                "process set: expected a horovod ProcessSet, as hvd.add_process_set(ranks) returns,"
+                f" got {process_set!r}"
+            )
         if self.process_set.process_set_id is None:
             raise InvalidArgumentError(
                 "process set: expected one that Horovod has registered, as"

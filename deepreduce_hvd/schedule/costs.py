@@ -80,7 +80,7 @@ def traffic(communicator: str, k: float, d: float, ranks: int, value_bits: float
             f"communicator: expected one of {', '.join(COMMUNICATORS)}, got {communicator!r}"
         )
     expect_non_negative("traffic", k=k, d=d, value_bits=value_bits)
-    integer_of({"ranks": ranks}, "ranks", "traffic", 1)
+    ranks = integer_of({"ranks": ranks}, "ranks", "traffic", 1)
     if ranks == 1:
         return Traffic(0, 0, 0.0)
     levels = levels_of(ranks)
@@ -121,7 +121,15 @@ def hierarchical(
 
     Returns:
         A tuple of two :class:`Traffic`: within a host, and between hosts.
+
+    Raises:
+        InvalidArgumentError: a number is negative or not finite, or ``ranks_per_host`` is not an
+            integer of at least 1.
     """
+    expect_non_negative("hierarchical", d=d, result_bytes=result_bytes)
+    ranks_per_host = integer_of(
+        {"ranks_per_host": ranks_per_host}, "ranks_per_host", "hierarchical", 1
+    )
     if ranks_per_host == 1:
         return Traffic(0, 0, 0.0), across
     steps = 2 * (ranks_per_host - 1)

@@ -21,7 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from deepreduce_hvd.argument_checks import is_number
 from deepreduce_hvd.communicators.bucket import label_of
+from deepreduce_hvd.schedule.costs import COMMUNICATORS
 from deepreduce_hvd.schedule.fields import expect
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.merge import optimal_merge
@@ -38,6 +40,7 @@ EXCHANGES = "exchange thread"
 #: what the device does in a step, and the wait for the network, in the order of a step
 KINDS = ("forward", "backward", "encode", "network", "decode", "update")
 BYTES = {DENSE: 4, FP16: 2}  # per element
+_OF_PAYLOADS = tuple(name for name in COMMUNICATORS if name != "Allreduce")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +114,20 @@ class Message:
     communicator: str = "Allreduce"
 
     def __post_init__(self) -> None:
+        good = isinstance(self.members, tuple) and bool(self.members)
+        good = good and all(isinstance(name, str) for name in self.members)
+        expect(good, "message members", "a tuple of names of parameters", self.members)
         expect(self.way in WAYS, "message way", f"one of {', '.join(WAYS)}", repr(self.way))
         if self.way == CODEC:
+            given: Any = self.density
+            good = is_number(given) and 0 < given <= 1
+            expect(good, "message density", "a number in (0, 1]", repr(given))
+            object.__setattr__(self, "density", float(given))  # JSON has no float32
             expect(
-                self.density is not None and 0 < self.density <= 1,
-                "message density",
-                "a number in (0, 1]",
-                repr(self.density),
+                self.communicator in _OF_PAYLOADS,
+                "message codec",
+                f"a communicator for payloads, one of {', '.join(_OF_PAYLOADS)}",
+                repr(self.communicator),
             )
         else:
             expect(
@@ -311,7 +321,7 @@ def positions(profile: Profile, messages: Iterable[Message]) -> list[int]:
 def timeline(
     profile: Profile,
     network: Network,
-    messages: Sequence[Message],
+    messages: Iterable[Message],
     *,
     overlap: bool = True,
     merged_selection: bool = False,
@@ -333,7 +343,7 @@ def timeline(
     Raises:
         InvalidArgumentError: the messages are not the parameters of the profile in their order.
     """
-    model = Model(profile, network)
+    model, messages = Model(profile, network), tuple(messages)
     bounds = positions(profile, messages)
     events: list[Event] = []
 

@@ -96,9 +96,11 @@ def lags(
         A list of :class:`Message`, one per parameter.
 
     Raises:
-        InvalidArgumentError: ``max_compression`` is below 1, or ``hide_behind`` is another text.
+        InvalidArgumentError: ``max_compression`` is below 1 or not finite, or ``hide_behind`` is
+            another text.
     """
-    expect(max_compression >= 1, "lags max_compression", "a number of at least 1", max_compression)
+    good = is_finite(max_compression) and max_compression >= 1
+    expect(good, "lags max_compression", "a finite number of at least 1", max_compression)
     expect(hide_behind in ("next", "rest"), "lags hide_behind", "'next' or 'rest'", hide_behind)
     model = Model(profile, network)
     least = 1 / max_compression if profile.has_ratio else profile.density
@@ -113,7 +115,7 @@ def lags(
         uncompressed = max(free, computed) + model.seconds(
             layer, layer + 1, DENSE, None, "Allreduce"
         )
-        in_time = computed + following if deadlines is None else deadlines.sent[layer]
+        in_time = computed + following if deadlines is None else deadlines.free[layer]
         if uncompressed <= in_time:
             messages.append(Message((name,)))
             free = uncompressed
@@ -170,7 +172,9 @@ class _Deadlines:
     """When each gradient must be done, so that later ones of the smallest density end in time.
 
     Attributes:
-        sent: (L,) latest ends of the messages, in seconds from the start of backward.
+        sent: (L,) latest ends of the messages, in seconds from the start of backward. Allgathers
+            may end a little after the next message has started.
+        free: (L,) when other messages must have ended.
         encoded: (L,) when each gradient must be encoded.
         continued: (L,) when backward must continue after each gradient.
     """
@@ -187,13 +191,15 @@ class _Deadlines:
             start = max(free, at)
             free, finish = start + until_next, start + taken
         sent, encoded, continued = [max(finish, float(ready[-1]))], [math.inf], [math.inf]
+        free_at = list(sent)
         for layer in range(model.count - 1, 0, -1):
             start = sent[-1] - seconds[layer]
             begun = min(start, encoded[-1]) - preparation[layer]  # the latest start of encoding
             backward = float(model.ready[layer] - model.ready[layer - 1])
             continued.append(min(begun, continued[-1] - delay * preparation[layer]) - backward)
             encoded.append(begun)
+            free_at.append(start)
             sent.append(start + seconds[layer - 1] - occupied[layer - 1])
-        self.sent = sent[::-1]
+        self.sent, self.free = sent[::-1], free_at[::-1]
         self.encoded = [at * _ROUNDING for at in encoded[::-1]]
         self.continued = [at * _ROUNDING for at in continued[::-1]]

@@ -1,12 +1,13 @@
 """What the programs and rules that group gradients share: types, and checks of their arguments."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from deepreduce_hvd.argument_checks import is_integer
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.fields import is_finite
 
@@ -52,6 +53,17 @@ def cost_of(name: str, cost: Cost, amount: Any) -> float:
     return seconds
 
 
+def checked_grouping(name: str, grouping: Iterable[int], count: int) -> list[int]:
+    """Return the lengths of groups as a list, if they are those of ``count`` gradients."""
+    lengths = list(grouping)
+    good = all(is_integer(length) and length >= 1 for length in lengths)
+    if not good or sum(lengths) != count:
+        raise InvalidArgumentError(
+            f"{name}: expected lengths of at least 1 that add up to {count}, got {lengths}"
+        )
+    return [int(length) for length in lengths]
+
+
 def on_arrays(
     name: str, cost: Cost, amounts: npt.NDArray[Any]
 ) -> Callable[[npt.NDArray[Any]], FloatArray]:
@@ -69,9 +81,9 @@ def on_arrays(
     sample = np.unique(np.concatenate([amounts, [0, 1], [amounts.sum()]]).astype(amounts.dtype))
     try:
         together = np.asarray(cost(sample), dtype=np.float64)
-    except Exception:  # such as `if size > 4096`, which works for numbers only
-        together = np.zeros(0)
-    accepts_arrays = together.shape == sample.shape and np.array_equal(together, one_by_one(sample))
+        accepts_arrays = np.array_equal(together, one_by_one(sample))
+    except Exception:  # `if size > 4096` works for numbers only, and a cost may divide by the size
+        accepts_arrays = False
     return seconds_of
 
 

@@ -157,6 +157,7 @@ class Link:
         >>> Link.parse("1gbit:50us").gather_seconds_per_byte
         8e-09
         """
+        expect(isinstance(text, str), "link", "text such as 100mbit or 10gbit:25us", text)
         units, times = "|".join(_RATES), "|".join(_TIMES)
         found = re.fullmatch(
             rf"(\d+(?:\.\d*)?)({units})(?::(\d+(?:\.\d*)?)({times}))?",
@@ -194,7 +195,7 @@ class Network:
         ranks_per_host: the number of ranks of each host, at least 1.
 
     Raises:
-        InvalidArgumentError: a number is not an integer of at least 1.
+        InvalidArgumentError: a number is not an integer of at least 1, or ``link`` is not a link.
     """
 
     hosts: int
@@ -202,6 +203,8 @@ class Network:
     ranks_per_host: int = 1
 
     def __post_init__(self) -> None:
+        good = isinstance(self.link, Link)
+        expect(good, "network link", "a Link, such as Link.parse('1gbit')", self.link)
         set_fields(self, "network", (), {"hosts": 1, "ranks_per_host": 1})
 
     @property

@@ -9,19 +9,19 @@ Functions that choose a grouping return ``(grouping, finish)``, where ``finish``
 seconds at which the last message ends. Time 0 is the start of backward.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.grouping import (
     Cost,
     FloatArray,
     Grouping,
     IndexArray,
     checked,
+    checked_grouping,
     cost_of,
     expect_allowed,
     expect_non_negative,
@@ -30,7 +30,7 @@ from deepreduce_hvd.schedule.grouping import (
 
 
 def finish_seconds(
-    ready: npt.ArrayLike, sizes: npt.ArrayLike, grouping: Sequence[int], cost: Cost
+    ready: npt.ArrayLike, sizes: npt.ArrayLike, grouping: Iterable[int], cost: Cost
 ) -> float:
     """Return the time in seconds at which the last message of a grouping ends.
 
@@ -51,13 +51,8 @@ def finish_seconds(
     28.0
     """
     at, amounts = checked("finish_seconds", ready, sizes)
-    if sum(grouping) != at.size or any(length < 1 for length in grouping):
-        raise InvalidArgumentError(
-            "finish_seconds grouping: expected lengths of at least 1 that add up to "
-            f"{at.size}, got {list(grouping)}"
-        )
     finish, first = 0.0, 0
-    for length in grouping:
+    for length in checked_grouping("finish_seconds grouping", grouping, at.size):
         last = first + length
         seconds = cost_of("finish_seconds", cost, amounts[first:last].sum())
         finish = max(finish, float(at[last - 1])) + seconds
@@ -134,7 +129,7 @@ def selection_cost(seconds_per_step: float) -> Cost:
 def finish_with_selection(
     ready: npt.ArrayLike,
     elements: npt.ArrayLike,
-    grouping: Sequence[int],
+    grouping: Iterable[int],
     selection: Cost,
     cost: Cost,
 ) -> float:
@@ -151,12 +146,12 @@ def finish_with_selection(
         The time in seconds, from the start of backward.
 
     Raises:
-        InvalidArgumentError: the arrays do not have these shapes, or a number is negative or not
-            finite.
+        InvalidArgumentError: the lengths of the groups do not add up to L, the arrays do not have
+            these shapes, or a number is negative or not finite.
     """
     at, amounts = checked("finish_with_selection", ready, elements)
     selected, finish, first = 0.0, 0.0, 0
-    for length in grouping:
+    for length in checked_grouping("finish_with_selection grouping", grouping, at.size):
         last = first + length
         total = amounts[first:last].sum()
         selected += cost_of("finish_with_selection selection", selection, total)

@@ -10,7 +10,7 @@ from deepreduce_hvd.schedule import dag
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16, WAYS, Message, Model
 from deepreduce_hvd.schedule.density import lags, largest_good
 from deepreduce_hvd.schedule.fields import expect
-from deepreduce_hvd.schedule.grouping import FloatArray, IndexArray
+from deepreduce_hvd.schedule.grouping import FloatArray, IndexArray, checked_grouping
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.merge import pareto_paths
 from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan, kept_share
@@ -64,6 +64,7 @@ def optimal_plan(
             Allgather, a density outside of (0, 1] or one for a codec without a ratio, or groups
             that do not add up to the number of parameters.
     """
+    ways, communicators = tuple(ways), tuple(communicators)
     for way in ways:
         expect(way in WAYS, "optimal_plan ways", f"some of {', '.join(WAYS)}", repr(way))
     expect(bool(ways), "optimal_plan ways", "at least one", "none")
@@ -79,9 +80,8 @@ def optimal_plan(
     )
     model = Model(profile, network)
     if groups is not None:
-        good = all(length >= 1 for length in groups) and sum(groups) == model.count
-        expect(good, "optimal_plan groups", f"lengths that add up to {model.count}", list(groups))
-    choices = _Choices(model, least, tuple(communicators), groups)
+        groups = checked_grouping("optimal_plan groups", groups, model.count)
+    choices = _Choices(model, least, communicators, groups)
     allowed = [way for way in WAYS if way in ways]
     candidates = [choices.grouped(way) for way in allowed]
     if profile.encoding_delay > 0:

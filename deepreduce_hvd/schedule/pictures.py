@@ -96,7 +96,7 @@ def draw(timelines: Mapping[str, Timeline], path: str | os.PathLike[str], title:
     axes.set_yticks(middles, list(timelines))
     axes.set_ylim(-_GAP, top)
     axes.invert_yaxis()
-    axes.set_xlim(0, width)
+    axes.set_xlim(0, width or 1.0)  # steps of 0 seconds are drawn too
     shown = [track for track in _TRACKS if any(track in own for own in tracks)]
     axes.set_xlabel(f"seconds; rows from the top: {', '.join(_ROWS[track] for track in shown)}")
     if title:

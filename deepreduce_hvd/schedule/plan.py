@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deepreduce_hvd.communicators.auto import EXACT_SUMS
@@ -58,7 +58,7 @@ class Plan:
     link: str
 
     @classmethod
-    def of(cls, profile: Profile, network: Network, messages: Sequence[Message]) -> "Plan":
+    def of(cls, profile: Profile, network: Network, messages: Iterable[Message]) -> "Plan":
         """Return the plan of some messages, with its predicted timeline.
 
         Args:
@@ -72,9 +72,10 @@ class Plan:
         Raises:
             InvalidArgumentError: the messages are not the parameters of the profile in their order.
         """
-        predicted = dag.timeline(profile, network, messages)
+        ordered = tuple(messages)
+        predicted = dag.timeline(profile, network, ordered)
         return cls(
-            tuple(messages),
+            ordered,
             predicted.events,
             predicted.step_seconds,
             profile.digest(),
@@ -150,8 +151,10 @@ class Plan:
         data = parsed(text, FORMAT, VERSION, "plan")
         names = tuple(field.name for field in dataclasses.fields(cls))
         expect_keys(data, "plan", ("format", "version", *names))
+        messages = list_of(data, "messages", "plan")
+        expect(bool(messages), "plan messages", "at least one", "none")
         return cls(
-            tuple(_message(row) for row in list_of(data, "messages", "plan")),
+            tuple(map(_message, messages)),
             tuple(_event(row) for row in list_of(data, "events", "plan")),
             number_of(data, "step_seconds", "plan"),
             text_of(data, "profile", "plan"),
@@ -191,8 +194,6 @@ class Plan:
 def _message(row: Any) -> Message:
     expect_keys(row, "message", tuple(field.name for field in dataclasses.fields(Message)))
     members = list_of(row, "members", "message")
-    good = bool(members) and all(isinstance(name, str) for name in members)
-    expect(good, "message members", "names of parameters", members)
     density = None if row["density"] is None else number_of(row, "density", "message")
     way, communicator = (text_of(row, key, "message") for key in ("way", "communicator"))
     return Message(tuple(members), way, density, communicator)

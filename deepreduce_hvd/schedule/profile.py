@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from deepreduce_hvd.argument_checks import is_number
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.fields import (
     expect,
@@ -308,10 +309,10 @@ def least_density(profile: Profile, density: float | None, where: str) -> float:
     """
     if density is None:
         return profile.density
-    expect(0 < density <= 1, where, "a number in (0, 1]", density)
+    expect(is_number(density) and 0 < density <= 1, where, "a number in (0, 1]", density)
     good = profile.has_ratio or density == profile.density
     expect(good, where, f"none for {profile.codec}, whose density no plan can change", density)
-    return density
+    return float(density)
 
 
 #: The density at which payloads with one bit per value carry most of a gradient. With more
@@ -352,7 +353,13 @@ def layer_times(text: str) -> Profile:
         try:
             columns = list(reader.fieldnames or ())
             expect_unique(columns, "layer times", "columns")
-            expect_keys(dict.fromkeys(columns), "layer times", _REQUIRED, _COLUMNS)
+            expect(
+                set(_REQUIRED) <= set(columns) <= {*_REQUIRED, *_COLUMNS},
+                "layer times",
+                f"a first line with the columns {', '.join(_REQUIRED)}, separated by commas, and"
+                f" optionally {', '.join(_COLUMNS)}",
+                repr(text.split("\n", 1)[0].rstrip("\r")),
+            )
             rows = [_numbers(row) for row in reader]
         except csv.Error as error:
             raise InvalidArgumentError(

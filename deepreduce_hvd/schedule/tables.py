@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,13 @@ class Fit:
     error: float
 
 
+def _is_pair(point: Any) -> bool:
+    """Return whether a point is a pair of finite numbers."""
+    if not isinstance(point, (tuple, list)) or len(point) != 2:
+        return False
+    return all(is_number(part) and math.isfinite(part) for part in point)
+
+
 @dataclasses.dataclass(frozen=True)
 class Table:
     """Measured seconds of a collective by bytes.
@@ -37,16 +45,18 @@ class Table:
     points: tuple[tuple[float, float], ...]
 
     def __post_init__(self) -> None:
-        sizes = [size for size, _ in self.points]
-        numbers = (part for point in self.points for part in point)
-        good = all(is_number(part) and math.isfinite(part) for part in numbers)
-        if len(self.points) < 2 or not good or sizes != sorted(set(sizes)) or sizes[0] < 0:
+        pairs = self.points if isinstance(self.points, (tuple, list)) else ()
+        good = len(pairs) >= 2 and all(_is_pair(point) for point in pairs)
+        sizes = [size for size, _ in pairs] if good else []
+        if not good or sizes != sorted(set(sizes)) or sizes[0] < 0:
             raise InvalidArgumentError(
                 "table: expected at least 2 (bytes, seconds) pairs with ascending bytes, "
-                f"got {list(self.points)}"
+                f"got {reprlib.repr(self.points)}"
             )
         if min(seconds for _, seconds in self.points) <= 0:
-            raise InvalidArgumentError(f"table: expected seconds above 0, got {list(self.points)}")
+            raise InvalidArgumentError(
+                f"table: expected seconds above 0, got {reprlib.repr(self.points)}"
+            )
         points = tuple((float(size), float(seconds)) for size, seconds in self.points)
         object.__setattr__(self, "points", points)  # so that integers from a file compare equal
 

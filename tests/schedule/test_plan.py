@@ -70,7 +70,7 @@ def test_ways_of_given_groups_equal_exhaustive_search(seed):
 def test_groups_that_are_not_those_of_the_parameters():
     profile, network = random_profile(0, 3), random_network(0)
     for groups in ([1, 1], [0, 3], [4]):
-        with pytest.raises(InvalidArgumentError, match="lengths that add up to 3"):
+        with pytest.raises(InvalidArgumentError, match="lengths of at least 1 that add up to 3"):
             optimal_plan(profile, network, groups=groups)
     with pytest.raises(InvalidArgumentError, match="None for LAGS"):
         predict("LAGS", profile, network, groups=[3])

@@ -49,6 +49,22 @@ def test_a_table_of_every_rule(layers, capsys):
     assert text.count("4 hosts: plan, ") == 2 and "seconds: forward 0.0040" in text
 
 
+def test_short_steps_have_a_smaller_unit(tmp_path, capsys):
+    path = tmp_path / "layers.csv"
+    for seconds, unit in ((1e-2, "seconds"), (1e-5, "milliseconds"), (1e-8, "microseconds")):
+        path.write_text(f"name,elements,backward_seconds\na,100,{seconds}\n")
+        text = run(capsys, path, "--hosts", "1", "--rules", "fp16,dense", "--forward", 0)
+        assert re.search(rf"^{unit} +1 host$", text, re.MULTILINE)
+        assert re.search(r"^dense +0\.0100$", text, re.MULTILINE)
+        assert f"{unit}: backward 0.0100" in text
+    # of equally fast rules the densest, in whatever order they were asked for
+    assert "1 host: fp16" in text
+    path.write_text("name,elements,backward_seconds\na,100,0\n")
+    picture = tmp_path / "picture.png"
+    text = run(capsys, path, "--hosts", "1", "--rules", "dense", "--plot", picture)
+    assert re.search(r"^ +seconds: none$", text, re.MULTILINE) and picture.stat().st_size > 1000
+
+
 def test_values_of_the_command_line(layers, capsys):
     text = run(
         capsys, layers, "--hosts", 2, "--forward", 0.5, "--update", 0.25, "--encode", 10,
@@ -223,8 +239,9 @@ def test_files_that_are_no_profiles(tmp_path, capsys):
         (tmp_path / "binary", "decode"),
         (
             tmp_path / "text.csv",
-            "layer times: expected the keys name, elements, backward_seconds, and optionally"
-            " forward_seconds, encode_seconds, decode_seconds, got none named name, elements,",
+            "layer times: expected a first line with the columns name, elements, backward_seconds,"
+            " separated by commas, and optionally forward_seconds, encode_seconds, decode_seconds,"
+            " got 'layer,size'",
         ),
         (tmp_path / "profile.json", "profile version: expected 1, got 9"),
     ):

@@ -280,11 +280,13 @@ def test_layer_times_load_as_a_profile(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "layer times: expected the keys name, elements, backward_seconds, .* got none named name, "),
-        ("null", "none named name, elements, backward_seconds"),
+        ("", "layer times: expected a first line with the columns name, .*, got ''$"),
+        ("null", "got 'null'$"),
+        ("name;elements;backward_seconds\r\nw;3;0,5\r\n", "separated by commas, .* got 'name;elements;backward_seconds'$"),
+        ("name,elements,backward_seconds,\nw,3,1,\n", "got 'name,elements,backward_seconds,'$"),
         ("name,elements,backward_seconds\n", "at least one"),
-        ("name,elements\nw,3\n", "none named backward_seconds"),
-        ("name,elements,backward_seconds,x\nw,3,1,1\n", "also x"),
+        ("name,elements\nw,3\n", "got 'name,elements'$"),
+        ("name,elements,backward_seconds,x\nw,3,1,1\n", "got 'name,elements,backward_seconds,x'$"),
         ("name,elements,backward_seconds\nw,many,1\n", "w elements: expected an integer of 1 to 2.53, got 'many'"),
         ("name,elements,backward_seconds\nw,3,-1\n", "w backward_seconds: expected a finite number of at least 0, got -1"),
         ("name,elements,backward_seconds\nw,3\n", "backward_seconds"),
