@@ -22,7 +22,7 @@ help:
 	@echo 'make demo-ddp   the same job in PyTorch DDP under torchrun            5 min after set-up'
 	@echo 'make demo-tf    the same job in Keras on TensorFlow                   7 min after set-up'
 	@echo 'make recommender  set-up, then embeddings on MovieLens-100k, two ranks    4 min after set-up'
-	@echo 'make test       set-up, then the tests (CI=true: the slow ones too)   9 min after set-up, 25 to 50 with the slow ones'
+	@echo 'make test       set-up, then the tests (CI=true: the slow ones too)   7 min after set-up, 25 to 50 with the slow ones'
 	@echo 'make test-fast  set-up, then some cases of each single-process test   1 min after set-up'
 	@echo 'make lint       set-up, then ruff, clang-format and mypy                20 s after set-up'
 	@echo 'make docs       the documentation as HTML in build/docs/html          20 s after set-up'

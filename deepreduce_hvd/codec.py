@@ -84,6 +84,30 @@ class Codec:
         for stage in (self.sparsifier, self.index, self.value):
             expect_usable(stage)
 
+    def with_stages(
+        self, sparsifier: Sparsifier | None = None, value: ValueCodec | None = None
+    ) -> "Codec":
+        """Return this codec with another sparsifier or value codec.
+
+        The stages that stay are not checked again: a custom stage that was used may have attributes
+        that are refused at first.
+
+        Args:
+            sparsifier: the new :class:`Sparsifier`, or None for that of this codec.
+            value: the new :class:`ValueCodec`, or None for that of this codec.
+
+        Returns:
+            A new :class:`Codec`.
+        """
+        for stage in (sparsifier, value):
+            if stage is not None:
+                expect_usable(stage)
+        changed = Codec.__new__(Codec)
+        changed.sparsifier = self.sparsifier if sparsifier is None else sparsifier
+        changed.index = self.index
+        changed.value = self.value if value is None else value
+        return changed
+
     def __setattr__(self, name: str, value: Any) -> None:
         expect_unset(self, name, value)
         super().__setattr__(name, value)

@@ -181,13 +181,14 @@ class Compressor:
             self.table_candidates = policies.table_candidates(
                 codec, memory, shapes, self.policies
             ) - layout.uncompressed_by(schedule)
-        pairs = {(one.codec, one.memory) for one in self.policies.values() if not one.dense}
+        used = [(one.codec, one.memory) for one in self.policies.values() if not one.dense]
         single = default() if codec is None else codec
         if isinstance(single, Codec) and isinstance(self.memory, Memory):
-            pairs.add((single, self.memory))  # even if all parameters are small
-        for pair in pairs:
-            expect_stages(*pair, self.communicator)
-            warn_of_growth(*pair)
+            used.append((single, self.memory))  # even if all parameters are small
+        for number, pair in enumerate(used):
+            if used.index(pair) == number:  # no set: a memory may be a dataclass
+                expect_stages(*pair, self.communicator)
+                warn_of_growth(*pair)
         layout.expect_schedule(schedule, self.policies, self.communicator)
         others = {
             "communicator": repr(self.communicator), "bucket_bytes": bucket_bytes,

@@ -320,7 +320,12 @@ def put_back_numpy(memory, state, indices, values, start=0, native=True):
         return
     lost = is_nonzero(values)
     if lost.any():
-        memory.put_back(state, indices[lost] - np.uint32(start), values[lost])
+        returned = memory.put_back(state, indices[lost] - np.uint32(start), values[lost])
+        if returned is not None:
+            raise InvalidArgumentError(
+                f"{type(memory).__name__}.put_back: expected None, because it changes the state in"
+                f" place, got {type(returned).__name__}"
+            )
 
 
 def add_sparse_numpy(indices, values, out, scale, start=0, native=True):

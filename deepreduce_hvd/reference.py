@@ -86,8 +86,14 @@ def update(memory, gradient, accumulated, state, indices, decoded):
 
     The result of a custom memory is checked.
     """
-    new = memory.update(gradient, accumulated, state, indices, decoded)
-    return new if is_built_in(memory) else _expect_state(memory, "update", new, gradient.size)
+    if is_built_in(memory):
+        return memory.update(gradient, accumulated, state, indices, decoded)
+    # communicators still send ``indices`` and ``decoded``
+    gradient, accumulated, indices, decoded = map(
+        _read_only, (gradient, accumulated, indices, decoded)
+    )
+    new = memory.update(gradient, accumulated, tuple(map(_read_only, state)), indices, decoded)
+    return _expect_state(memory, "update", new, gradient.size)
 
 
 def choose(sparsifier, accumulated, key, step):
@@ -173,9 +179,15 @@ def pack(index_codec, value_codec, selected, elements, d, dtype, position):
             result.count = sent.size
     result.values, decoded, order = _encoded_values(value_codec, values, rounding_key)
     if reorder_indices:
-        result.index, _, _ = _encoded(
-            index_codec, selected[order], d, index_key, value_codec.bits_per_value()
+        given = selected[order]
+        result.index, in_section, _ = _encoded(
+            index_codec, given, d, index_key, value_codec.bits_per_value()
         )
+        if not is_built_in(index_codec) and not np.array_equal(in_section, given):
+            raise InvalidArgumentError(
+                f"{type(index_codec).__name__}.encode: expected the given indices in the given"
+                " order, because any_order = True, got others"
+            )
         result.order = container.INDICES_IN_VALUE_ORDER
     elif value_codec.sorts:
         result.order_map = bits.pack_fields(order, bits.bit_width_of(order.size))
@@ -207,7 +219,13 @@ def _encoded_indices(codec, indices, d, *arguments):
     """Return (section, decoded indices, values_stay); check the result of a custom codec."""
     section, decoded, values_stay = _encoded(codec, indices, d, *arguments)
     if not is_built_in(codec):
-        _expect_ascending(f"{type(codec).__name__}.encode", decoded, d)
+        what = f"{type(codec).__name__}.encode"
+        _expect_ascending(what, decoded, d)
+        if values_stay and decoded.size != indices.size:
+            raise InvalidArgumentError(
+                f"{what}: expected as many decoded indices as were given, {indices.size}, because"
+                f" values_stay is True, got {decoded.size}"
+            )
     return section, decoded, values_stay
 
 

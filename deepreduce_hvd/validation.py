@@ -40,6 +40,11 @@ def expect_communicator(communicator):
             f"{shown(communicator)}{hint}"
         )
     expect_exchange("Compressor communicator", communicator)
+    if " at 0x" in repr(communicator):
+        raise InvalidArgumentError(
+            "Compressor communicator: expected attributes with a repr that is the same on all"
+            f" ranks, such as numbers, got {communicator!r}"
+        )
 
 
 def expect_stages(codec, memory, communicator):

@@ -329,6 +329,14 @@ def test_before_init(monkeypatch):
         dr.sparse_allreduce(PLACES, V, 9)
 
 
+def test_a_process_set_that_is_none():
+    hvd = pytest.importorskip("horovod.torch")
+    hvd.init()
+    for wrong in ([0], 5, "x"):
+        with pytest.raises(dr.InvalidArgumentError, match="process set: expected a horovod Proc"):
+            dr.sparse_allreduce(PLACES, V, 9, process_set=wrong)
+
+
 def test_a_sum_that_fails_does_not_stop_later_ones():
     """Handles of sums that failed may be kept, as by a trainer that starts again."""
     pytest.importorskip("horovod.torch")

@@ -48,9 +48,7 @@ class CLTK(Communicator):
             chosen = bucket.choose()
             if chosen.valid:  # only the indices matter; zeros compress to almost nothing
                 chosen = SparseSum(chosen.indices, np.zeros(chosen.indices.size, dtype=np.float32))
-            message = bucket.code(
-                chosen, 0, 0, Codec(bucket.codec.sparsifier, bucket.codec.index, Deflate())
-            )
+            message = bucket.code(chosen, 0, 0, bucket.codec.with_stages(value=Deflate()))
         message = yield channel.broadcast(message, leader)
         chosen = merged([message], bucket.d, channel.rank)
         if not chosen.valid:

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from deepreduce_hvd.arrays import describe
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.base import Communicator, Transport
 from deepreduce_hvd.communicators.bucket import Bucket
+from deepreduce_hvd.communicators.sums import BucketSum
 from deepreduce_hvd.errors import InvalidArgumentError
 
 #: How many gradients of an exchange a message names.
@@ -156,7 +158,15 @@ class Channel:
 
         Returns:
             A handle. The result is the sum, (n,) float32, bit-identical on all ranks.
+
+        Raises:
+            InvalidArgumentError: not such an array.
         """
+        good = isinstance(array, np.ndarray) and array.dtype == np.float32 and array.ndim == 1
+        if not good:
+            raise InvalidArgumentError(
+                f"allreduce: expected an (n,) float32 NumPy array, got {describe(array)}"
+            )
         return self.transport.allreduce(array, self._next(array.nbytes))
 
     def allreduce_in_place(self, array: Any) -> Any:
@@ -172,6 +182,36 @@ class Channel:
         """
         transport: Any = self.transport
         return transport.allreduce_in_place(array, self._next(array.nbytes))
+
+
+def steps_of(
+    communicator: Communicator, bucket: Bucket, channel: Channel
+) -> Generator[Any, Any, BucketSum]:
+    """Run ``communicator.exchange``, and check that it keeps to its interface.
+
+    Args:
+        communicator, bucket: as for :class:`Exchange`.
+        channel: the channel of the exchange.
+
+    Returns:
+        The sum.
+
+    Raises:
+        InvalidArgumentError: ``exchange`` is not a generator, or returns something else.
+    """
+    steps = communicator.exchange(bucket, channel)
+    name = f"{type(communicator).__name__}.exchange"
+    if not isinstance(steps, Generator):
+        raise InvalidArgumentError(
+            f"{name}: expected a generator, which yields the handles of its collectives, got a"
+            f" method that returned {type(steps).__name__}"
+        )
+    total = yield from steps
+    if not isinstance(total, BucketSum):
+        raise InvalidArgumentError(
+            f"{name}: expected it to return a BucketSum, got {type(total).__name__}"
+        )
+    return total
 
 
 class Exchange:
@@ -226,13 +266,7 @@ class Exchange:
     ) -> Generator[Any, Any, Any]:
         if before is not None:
             yield from before
-        steps = communicator.exchange(self.bucket, self.channel)
-        if not isinstance(steps, Generator):
-            raise InvalidArgumentError(
-                f"{type(communicator).__name__}.exchange: expected a generator, which yields the"
-                f" handles of its collectives, got a method that returned {type(steps).__name__}"
-            )
-        return (yield from steps)
+        return (yield from steps_of(communicator, self.bucket, self.channel))
 
     def _send(self, value: Any) -> None:
         started = time.perf_counter()

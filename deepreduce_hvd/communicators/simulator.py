@@ -11,7 +11,7 @@ import numpy as np
 
 from deepreduce_hvd.communicators.base import Communicator, Transport
 from deepreduce_hvd.communicators.bucket import Bucket
-from deepreduce_hvd.communicators.exchange import Channel
+from deepreduce_hvd.communicators.exchange import Channel, steps_of
 from deepreduce_hvd.errors import InvalidArgumentError
 
 
@@ -119,7 +119,7 @@ class Simulator:
         ranks = range(self.size)
         channels = [Channel(SimulatedTransport(ranks, rank), name) for rank in ranks]
         generators = [
-            communicator.exchange(bucket, channel) for bucket, channel in zip(buckets, channels)
+            steps_of(communicator, bucket, channel) for bucket, channel in zip(buckets, channels)
         ]
         outcomes: list[Any] = [None] * self.size
         calls: dict[int, _Call] = {}

@@ -207,7 +207,7 @@ def _planned(name: str, policy: Policy, message: Message, made_for: str) -> Poli
             f" one for {made_for} with a density of {density:g} for {name}; make it from a profile"
             " of a job with this codec"
         )
-    return Policy(CODEC, Codec(sparsifier, codec.index, codec.value), policy.memory)
+    return Policy(CODEC, codec.with_stages(sparsifier), policy.memory)
 
 
 def _can_be_added(memory: Memory) -> bool:

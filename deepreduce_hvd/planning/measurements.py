@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deepreduce_hvd.codec import Codec, decode
+from deepreduce_hvd.codec import decode
 from deepreduce_hvd.container import HEADER
 from deepreduce_hvd.planning import layout
 from deepreduce_hvd.schedule.tables import Table
@@ -187,7 +187,7 @@ def curve_of(codec):
     densities = [ratio, *(density for density in _DENSITIES if density > 1.5 * ratio)]
     sizes, seconds, lost = [], [], []
     for density in densities:
-        denser = Codec(sparsifier.with_ratio(density), codec.index, codec.value)
+        denser = codec.with_stages(sparsifier.with_ratio(density))
         spent: list[float] = []
         while len(spent) < _REPEATS and sum(spent) < _LONG:  # a custom stage may be slow
             started = time.perf_counter()

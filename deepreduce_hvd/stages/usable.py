@@ -42,12 +42,19 @@ def expect_usable(stage):
             f"as numbers, got {stage!r}"
         )
     for attribute, value in vars(stage).items():
-        array = _array_in(value)
-        if array is not None:
-            hint = f"write {attribute}.tolist()" if array is value else "write .tolist() of it"
+        found = _unsuitable_in(value)
+        if found is not None:
+            written = attribute if found is value else "it"
+            hint = (
+                f"write tuple(sorted({written})), because the order of a set differs between ranks"
+                if isinstance(found, (set, frozenset))
+                else f"write {attribute}.tolist()"
+                if found is value
+                else "write .tolist() of it"
+            )
             raise InvalidArgumentError(
                 f"{name}.{attribute}: expected numbers, strings, tuples, lists or dictionaries,"
-                f" got {type(array).__name__}; {hint}"
+                f" got {type(found).__name__}; {hint}"
             )
     if kind is Memory:
         _expect_names(name, stage.state)
@@ -55,15 +62,20 @@ def expect_usable(stage):
         _expect_codec(name, stage, registered(kind))
 
 
-def _array_in(value):
-    """Return the first array or tensor in a value, or None; its text leaves out elements."""
+def _unsuitable_in(value):
+    """Return the first array, tensor or set in a value, or None.
+
+    The text of an array leaves out elements, and that of a set depends on the process.
+    """
+    if isinstance(value, (set, frozenset)):
+        return value
     if hasattr(value, "dtype") and getattr(value, "shape", None):
         return value
     if isinstance(value, dict):
         value = value.values()
-    elif not isinstance(value, (list, tuple, set, frozenset)):
+    elif not isinstance(value, (list, tuple)):
         return None
-    return next((found for found in map(_array_in, value) if found is not None), None)
+    return next((found for found in map(_unsuitable_in, value) if found is not None), None)
 
 
 def _expect_names(name, names):

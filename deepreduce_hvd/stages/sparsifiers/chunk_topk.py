@@ -71,4 +71,5 @@ class ChunkTopK(Sparsifier):
         return -(-d // int(self.parameters()[0]))
 
     def with_ratio(self, ratio: float) -> "ChunkTopK | None":
-        return None if self.ratio is None else ChunkTopK(ratio)
+        # a subclass may select otherwise
+        return None if self.ratio is None or type(self) is not ChunkTopK else ChunkTopK(ratio)

@@ -79,4 +79,5 @@ class RandomK(Sparsifier):
         return kept_count(self.parameters(step), d) if d else 0
 
     def with_ratio(self, ratio: float) -> "RandomK | None":
-        return None if self.ratio is None else RandomK(ratio)
+        # a subclass may select otherwise
+        return None if self.ratio is None or type(self) is not RandomK else RandomK(ratio)

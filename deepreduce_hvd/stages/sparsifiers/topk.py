@@ -96,7 +96,7 @@ class TopK(Sparsifier):
     def with_ratio(self, ratio: float) -> "TopK | None":
         return (
             None
-            if self.ratio is None
+            if self.ratio is None or type(self) is not TopK  # a subclass may select otherwise
             else TopK(
                 ratio, warmup_steps=self.warmup_steps, warmup_ratio=max(self.warmup_ratio, ratio)
             )
