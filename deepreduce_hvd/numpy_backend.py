@@ -14,6 +14,7 @@ from deepreduce_hvd.arrays import expect_apart, expect_array
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.native import core as _native
 from deepreduce_hvd.numerics.exact_math import is_nonzero
+from deepreduce_hvd.stages import calls
 from deepreduce_hvd.stages.base import is_built_in
 from deepreduce_hvd.stages.index_codecs import RawIndex
 from deepreduce_hvd.stages.memories import NoMemory
@@ -320,12 +321,7 @@ def put_back_numpy(memory, state, indices, values, start=0, native=True):
         return
     lost = is_nonzero(values)
     if lost.any():
-        returned = memory.put_back(state, indices[lost] - np.uint32(start), values[lost])
-        if returned is not None:
-            raise InvalidArgumentError(
-                f"{type(memory).__name__}.put_back: expected None, because it changes the state in"
-                f" place, got {type(returned).__name__}"
-            )
+        calls.put_back(memory, state, indices[lost] - np.uint32(start), values[lost])
 
 
 def add_sparse_numpy(indices, values, out, scale, start=0, native=True):

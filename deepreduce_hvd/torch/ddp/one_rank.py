@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from deepreduce_hvd import reference
+from deepreduce_hvd.stages import calls
 from deepreduce_hvd.stages.memories.residual import Residual
 
 
@@ -38,7 +38,7 @@ def with_whole_memory(slot, gradient, made, loss_scale):
     slot.back_up()
     memory, own = slot.policy.memory, gradient.detach().float().cpu().reshape(-1).numpy()
     state = tuple(part.cpu().numpy() for part in slot.state)
-    accumulated, state = reference.accumulate(memory, own, state)
+    accumulated, state = calls.accumulate(memory, own, state)
     limit = min(torch.finfo(gradient.dtype).max, torch.finfo(torch.float32).max)
     total = (
         torch.from_numpy(np.require(accumulated, requirements="W"))
@@ -47,7 +47,7 @@ def with_whole_memory(slot, gradient, made, loss_scale):
     )
     everything = np.arange(own.size, dtype=np.uint32)
     sent = total.float().numpy()
-    new = reference.update(memory, own, accumulated, state, everything, sent)
+    new = calls.update(memory, own, accumulated, state, everything, sent)
     for part, kept in zip(slot.state, new):
         part.copy_(torch.from_numpy(np.require(kept, requirements="W")))
     slot.remembers = any(bool(part.any()) for part in slot.state)
