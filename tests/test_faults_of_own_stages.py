@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from own_stages import OwnResidual
+from own_stages import OwnResidual, Three
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
@@ -77,6 +77,24 @@ def test_a_memory_cannot_change_what_is_sent(communicator, memory):
     for codec in (dr.Codec(dr.TopK(0.1)), dr.Codec(dr.TopK(0.1), dr.Bloom(0.01), dr.QSGD(4))):
         with pytest.raises((PeerFailedError, ValueError), match="read-only"):
             exchanged(communicator, codec, memory)
+
+
+@pytest.mark.parametrize("communicator", COMMUNICATORS)
+def test_a_memory_may_return_a_part_as_it_was(communicator):
+    """It gets views that it cannot write to, but its state stays writable."""
+    codec, draw = dr.Codec(dr.TopK(0.1), value=dr.QSGD(4)), np.random.default_rng(0)
+    states = [tuple(np.zeros(300, np.float32) for _ in range(3)) for _ in range(3)]
+    for _ in range(3):
+        members = [
+            BucketMember("w", draw.standard_normal(300).astype(np.float32), state)
+            for state in states
+        ]
+        buckets = [Bucket(codec, Three(), [one], rank=rank) for rank, one in enumerate(members)]
+        for outcome in Simulator(3).run(communicator, buckets):
+            assert not isinstance(outcome, Exception), outcome
+        states = [member.state for member in members]
+        assert all(part.flags.writeable for state in states for part in state)
+    assert all(state[1].min() == state[1].max() > 0 for state in states)
 
 
 @pytest.mark.parametrize("communicator", [dr.SplitAllgather(), dr.GTopK(), dr.RecursiveDoubling()])

@@ -173,4 +173,7 @@ def _expect_state(memory, method, state, d):
     if not isinstance(state, tuple) or len(state) != count:
         got = len(state) if isinstance(state, tuple) else type(state).__name__
         _refuse(memory, method, f"a tuple of {count} arrays ({', '.join(memory.state)})", got)
-    return tuple(_expect_float32(memory, method, part, d) for part in state)
+    # a part that stays as it was is the view that the memory was given
+    return tuple(
+        np.require(_expect_float32(memory, method, part, d), requirements="W") for part in state
+    )
