@@ -13,7 +13,7 @@ from deepreduce_hvd.communicators.simulator import Simulator
 from deepreduce_hvd.communicators.sums import CompleteSum
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.planning.layout import ratio_of
-from deepreduce_hvd.stages import registry
+from deepreduce_hvd.stages import calls, registry
 
 COMMUNICATORS = [
     dr.Allgather(), dr.SplitAllgather(), dr.RecursiveDoubling(), dr.GTopK(), dr.CLTK()
@@ -95,6 +95,11 @@ def test_a_memory_may_return_a_part_as_it_was(communicator):
         states = [member.state for member in members]
         assert all(part.flags.writeable for state in states for part in state)
     assert all(state[1].min() == state[1].max() > 0 for state in states)
+    kept = tuple(np.zeros(300, np.float32) for _ in range(3))
+    accumulated, begun = calls.accumulate(Three(), states[0][0], kept)
+    nothing = np.zeros(0, np.uint32), np.zeros(0, np.float32)
+    returned = calls.update(Three(), states[0][0], accumulated, begun, *nothing)
+    assert all(part.flags.writeable for part in (*begun, *returned))
 
 
 @pytest.mark.parametrize("communicator", [dr.SplitAllgather(), dr.GTopK(), dr.RecursiveDoubling()])
