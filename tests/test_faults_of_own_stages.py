@@ -173,9 +173,7 @@ def test_sets_are_refused(kinds):
         def select(self, accumulated, key, step=0):
             return np.zeros(0, dtype=np.uint32)
 
-    expected = (
-        r"Own.kinds: expected numbers, .* got (frozen)?set; write tuple\(sorted\((kinds|it)\)\)"
-    )
+    expected = r"Own.kinds: expected numbers, .* got (frozen)?set; write a sorted tuple"
     with pytest.raises(InvalidArgumentError, match=expected):
         dr.Codec(Own())
 

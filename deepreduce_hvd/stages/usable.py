@@ -36,22 +36,16 @@ def expect_usable(stage):
             f"{name}: expected the methods {' and '.join(needed)}, got no "
             f"{' and no '.join(missing)}"
         )
-    if " at 0x" in repr(stage):
-        raise InvalidArgumentError(
-            f"{name}: expected attributes with a repr that is the same on all ranks, such "
-            f"as numbers, got {stage!r}"
-        )
+    expect_same_text(name, stage)
     for attribute, value in vars(stage).items():
         found = _unsuitable_in(value)
         if found is not None:
-            written = attribute if found is value else "it"
-            hint = (
-                f"write tuple(sorted({written})), because the order of a set differs between ranks"
-                if isinstance(found, (set, frozenset))
-                else f"write {attribute}.tolist()"
-                if found is value
-                else "write .tolist() of it"
-            )
+            if isinstance(found, (set, frozenset)):
+                hint = "write a sorted tuple, because the order of a set differs between ranks"
+            elif found is value:
+                hint = f"write {attribute}.tolist()"
+            else:
+                hint = "write .tolist() of it"
             raise InvalidArgumentError(
                 f"{name}.{attribute}: expected numbers, strings, tuples, lists or dictionaries,"
                 f" got {type(found).__name__}; {hint}"
@@ -60,6 +54,15 @@ def expect_usable(stage):
         _expect_names(name, stage.state)
     elif kind is not Sparsifier:
         _expect_codec(name, stage, registered(kind))
+
+
+def expect_same_text(what, value):
+    """Raise InvalidArgumentError if the text of a value, which ranks compare, has an address."""
+    if " at 0x" in repr(value):
+        raise InvalidArgumentError(
+            f"{what}: expected attributes with a repr that is the same on all ranks, such as"
+            f" numbers, got {value!r}"
+        )
 
 
 def _unsuitable_in(value):

@@ -49,6 +49,6 @@ def with_whole_memory(slot, gradient, made, loss_scale):
     sent = total.float().numpy()
     new = calls.update(memory, own, accumulated, state, everything, sent)
     for part, kept in zip(slot.state, new):
-        part.copy_(torch.from_numpy(np.require(kept, requirements="W")))
+        part.copy_(torch.from_numpy(kept))
     slot.remembers = any(bool(part.any()) for part in slot.state)
     return total.view(gradient.shape).to(gradient.device)
