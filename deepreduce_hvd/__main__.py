@@ -47,6 +47,7 @@ class _Framework:
         self.library, self.trial, self.cuda_of = library, trial, cuda_of
         self.operators = f"deepreduce_hvd.{module}.ops"
         self.switch = f"DEEPREDUCE_WITH_{name.upper()}"
+        self.switch_off = f"DEEPREDUCE_WITHOUT_{name.upper()}"
 
     def version(self):
         return _version(*self.distributions) or "without a version"
@@ -55,6 +56,22 @@ class _Framework:
         spec = importlib.util.find_spec(self.module)
         # a folder of this name in the current folder has no origin
         return spec is not None and spec.origin is not None
+
+    def left_out(self):
+        """Return whether the user has switched off the operators of this framework."""
+        return os.environ.get(self.switch_off, "") not in ("", "0")
+
+    def why_not_imported(self):
+        """Return why the framework cannot be imported, or None if it can be."""
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {self.module}"],
+            capture_output=True,
+            text=True,
+            cwd=pathlib.Path(sys.executable).parent,  # without a folder of this name
+        )
+        if done.returncode == 0:
+            return None
+        return (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
 
     def built_for(self):
         """Return the versions of the framework that there are operators for."""
@@ -193,13 +210,21 @@ def _check_framework(report, framework):
     try:
         operators = importlib.import_module(framework.operators)
     except Exception as error:
+        remedy = f"run: {framework.switch}=1 {_BUILD}"
+        if framework.why_not_imported() is not None:
+            remedy = f"repair or remove {name}: `python -c 'import {framework.module}'` fails"
         report.problem(
             name,
             f"{version}: does not work: {type(error).__name__}: {_without_remedy(str(error))}",
-            f"run: {framework.switch}=1 {_BUILD}",
+            remedy,
         )
         return False
     reason = getattr(operators, "WHY_NO_OPERATORS", None)
+    if reason is not None and framework.left_out():
+        report.absent(
+            name, f"{version}: works on the host, without operators: {framework.switch_off}=1"
+        )
+        return True
     if reason is not None:
         report.problem(
             name,
@@ -249,7 +274,7 @@ def _check_horovod(report, frameworks):
         try:
             horovod = importlib.import_module(f"horovod.{framework.module}")
         except Exception as error:
-            first_line = str(error).strip().splitlines()[0]
+            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
             report.problem(
                 f"Horovod for {name}",
                 f"{version}: {first_line}",
@@ -298,24 +323,31 @@ def _build(pip_options):
         The exit status.
     """
     found = [framework for framework in _FRAMEWORKS if framework.installed()]
-    if not found:
-        print("deepreduce_hvd: expected PyTorch or TensorFlow, got neither; install one first")
-        return 1
     if importlib.util.find_spec("pip") is None:
         print(
             f"deepreduce_hvd: expected pip in {sys.executable}, got none; run `python -m ensurepip`"
         )
         return 1
-    environment = dict(os.environ)
+    environment, built = dict(os.environ), []
     for framework in found:
-        # an explicit choice of the user takes precedence
-        if f"DEEPREDUCE_WITHOUT_{framework.name.upper()}" not in environment:
-            environment.setdefault(framework.switch, "1")
+        if framework.left_out():
+            print(f"deepreduce_hvd: without {framework.name}: {framework.switch_off}=1")
+            continue
+        reason = framework.why_not_imported()
+        if reason is not None:
+            print(
+                f"deepreduce_hvd: without {framework.name}, which cannot be imported here: {reason}"
+            )
+            continue
+        built.append(f"{framework.name} {framework.version()}")
+        environment.setdefault(framework.switch, "1")
+    if not built:
+        print("deepreduce_hvd: expected PyTorch or TensorFlow, got neither; install one first")
+        return 1
     # without the cache: pip would install a wheel that it has built for another framework
     command = [sys.executable, "-m", "pip", "install", "--force-reinstall", "--no-deps"]
     command += ["--no-cache-dir", *pip_options]
-    names = " and ".join(f"{framework.name} {framework.version()}" for framework in found)
-    print(f"deepreduce_hvd: building for {names}; usually 1 to 2 min", flush=True)
+    print(f"deepreduce_hvd: building for {' and '.join(built)}; usually 1 to 2 min", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         if (_PACKAGE / "_sources").is_dir():
             tree = pathlib.Path(scratch, "tree")

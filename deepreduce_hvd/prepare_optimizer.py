@@ -64,9 +64,11 @@ def prepare(optimizer: Any, compression: Any) -> Any:
             is 1 or more. Or ``compression`` is not a Compressor.
     """
     if compression is not None and not isinstance(compression, Compressor):
-        kind = compression if isinstance(compression, type) else type(compression)
-        hint = ""
-        if isinstance(optimizer, Compressor):
+        kind, hint = type(compression), ""
+        if isinstance(compression, type):
+            kind = compression
+            hint = " itself, a class; write dr.Compressor(parameters=model.named_parameters())"
+        elif isinstance(optimizer, Compressor):
             hint = "; the optimizer comes first: dr.prepare(optimizer, compressor)"
         raise InvalidArgumentError(
             f"prepare compression: expected a Compressor or None, got {kind.__name__}{hint}"

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import deepreduce_hvd
-from deepreduce_hvd import __main__ as command
+import deepreduce_hvd as dr
+from deepreduce_hvd import __main__ as command, native
 
 WITHOUT = """
 import importlib.util, runpy, sys
@@ -118,10 +118,15 @@ def started(monkeypatch):
     calls = []
 
     def start(words, env=None, **options):
+        if words[1] == "-c":
+            failed = words[2] in started.broken
+            return SimpleNamespace(
+                returncode=int(failed), stderr="Traceback\nImportError: no numpy"
+            )
         calls.append((list(words), env))
         return SimpleNamespace(returncode=started.returncode)
 
-    started = SimpleNamespace(calls=calls, returncode=0)
+    started = SimpleNamespace(calls=calls, returncode=0, broken=[])
     monkeypatch.setattr(command.subprocess, "run", start)
     monkeypatch.setattr(command, "_copy_of_sources", lambda folder: None)
     for framework in ("PYTORCH", "TENSORFLOW"):
@@ -129,8 +134,14 @@ def started(monkeypatch):
     return started
 
 
-def test_build_asks_pip_for_what_is_installed(started, monkeypatch):
-    monkeypatch.setenv("DEEPREDUCE_WITHOUT_TENSORFLOW", "1")
+@pytest.mark.parametrize("how", ["switched off", "broken"])
+def test_build_asks_pip_for_what_is_installed(started, monkeypatch, capsys, how):
+    expected = "without TensorFlow: DEEPREDUCE_WITHOUT_TENSORFLOW=1"
+    if how == "broken":
+        started.broken = ["import tensorflow"]
+        expected = "without TensorFlow, which cannot be imported here: ImportError: no numpy"
+    else:
+        monkeypatch.setenv("DEEPREDUCE_WITHOUT_TENSORFLOW", "1")
     assert command.main(["--build", "--no-build-isolation"]) == 0
     (install, environment), (check, _) = started.calls
     assert install[1:4] == ["-m", "pip", "install"]
@@ -138,6 +149,51 @@ def test_build_asks_pip_for_what_is_installed(started, monkeypatch):
     assert environment["DEEPREDUCE_WITH_PYTORCH"] == "1"
     assert "DEEPREDUCE_WITH_TENSORFLOW" not in environment
     assert check[1:] == ["-m", "deepreduce_hvd", "--check"]
+    said = capsys.readouterr().out
+    assert expected in said and "building for PyTorch" in said and "and TensorFlow" not in said
+
+
+def test_build_needs_a_framework_that_can_be_imported(started, capsys):
+    started.broken = ["import torch", "import tensorflow"]
+    assert command.main(["--build"]) == 1 and not started.calls
+    assert "got neither; install one first" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "imports, remedy",
+    [
+        (True, "run: DEEPREDUCE_WITH_PYTORCH=1 python -m deepreduce_hvd --build"),
+        (False, "repair or remove PyTorch: `python -c 'import torch'` fails"),
+    ],
+)
+def test_the_remedy_depends_on_what_does_not_work(
+    torch_only, started, monkeypatch, capsys, imports, remedy
+):
+    """Building operators again does not mend a framework that cannot be imported."""
+    started.broken = [] if imports else ["import torch"]
+    monkeypatch.setattr(torch_only, "operators", "deepreduce_hvd.no_such_module")
+    report = command._Report()
+    assert not command._check_framework(report, torch_only) and report.problems == 1
+    assert remedy in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_operators_that_the_user_leaves_out_are_no_problem(
+    torch_only, monkeypatch, capsys, left_out
+):
+    operators = SimpleNamespace(WHY_NO_OPERATORS="expected some, got none; run this")
+    monkeypatch.setattr(command.importlib, "import_module", lambda name: operators)
+    monkeypatch.setenv("DEEPREDUCE_WITHOUT_PYTORCH", "1" if left_out else "0")
+    report = command._Report()
+    assert command._check_framework(report, torch_only) and report.problems == (not left_out)
+    assert ("DEEPREDUCE_WITHOUT_PYTORCH=1" in capsys.readouterr().out) == left_out
+
+
+def test_a_core_that_is_older_than_its_sources_is_refused():
+    native._expect_names_of('module.def("encode", &encode); module.attr("abi_version") = 1;')
+    sources = 'module.def("encode", &encode); module.def("no_such_function", &one,'
+    with pytest.raises(dr.NativeMissingError, match="older one without no_such_function; run"):
+        native._expect_names_of(sources)
 
 
 def test_a_build_that_fails_is_no_success(started, capsys):
@@ -178,7 +234,7 @@ def test_the_version(capsys):
     with pytest.raises(SystemExit) as stop:
         command.main(["--version"])
     assert stop.value.code == 0
-    assert capsys.readouterr().out == f"deepreduce_hvd {deepreduce_hvd.__version__}\n"
+    assert capsys.readouterr().out == f"deepreduce_hvd {dr.__version__}\n"
 
 
 def test_only_build_takes_options_of_pip(capsys):

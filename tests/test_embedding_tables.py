@@ -9,7 +9,7 @@ import deepreduce_hvd as dr  # noqa: E402
 from deepreduce_hvd.adapters.embedding_tables import has_bias, names_of  # noqa: E402
 from deepreduce_hvd.planning.measured_profile import profiled  # noqa: E402
 from deepreduce_hvd.planning.policies import Policy, rows_codec  # noqa: E402
-from deepreduce_hvd.torch.prepare import momentum_warning  # noqa: E402
+from deepreduce_hvd.torch.unprepared import momentum_warning  # noqa: E402
 
 hvd.init()
 

@@ -8,7 +8,7 @@ import torch
 from test_prepare import SETTINGS, compressor_of, horovod, network, parted  # noqa: F401
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.torch.prepare import momentum_warning
+from deepreduce_hvd.torch.unprepared import momentum_warning
 
 
 def test_what_cannot_be_prepared_is_refused():

@@ -10,7 +10,7 @@ import torch
 from test_prepare import compressor_of, horovod, network, same, step  # noqa: F401
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.torch.prepare import momentum_warning
+from deepreduce_hvd.torch.unprepared import momentum_warning
 
 
 def test_a_state_is_that_of_the_plain_optimizer():

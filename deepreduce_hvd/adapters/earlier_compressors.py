@@ -20,24 +20,34 @@ _MESSAGE = (
 _used: weakref.WeakSet = weakref.WeakSet()
 
 
-def note_first_use(adapter):
+def note_first_use(adapter, others=_used):
     """Warn on the first rank if another open compressor has residuals of the same parameters.
 
-    Called before each handshake.
+    Called before each handshake under Horovod, and in each backward pass of torch.distributed.
 
     Args:
         adapter: adapter of the compressor that is used now. If a state was loaded into it, its
             residuals are those of the training so far, and there is no warning.
+        others: the adapters of compressors whose residuals count.
     """
     first = adapter not in _used
     _used.add(adapter)
     if not first or not adapter.speaks or adapter.progress():
         return
-    own = adapter.names_by_id()
-    for other in list(_used):
-        known = {} if other is adapter else other.names_by_id()
-        names = [known[one] for one in own if one in known]
-        left = [name for name in names if other.slots[name].state and other.slots[name].steps]
+    for other in list(others):
+        left = _names_left(adapter, other)
         if left:
             warn(_MESSAGE.format(some_of(left)))
             return
+
+
+def earlier_than(adapter):
+    """Return the adapters that now have residuals of parameters of ``adapter``: a WeakSet."""
+    return weakref.WeakSet(other for other in list(_used) if _names_left(adapter, other))
+
+
+def _names_left(adapter, other):
+    """Return the names of the parameters of an adapter of which another one has residuals."""
+    known = {} if other is adapter else other.names_by_id()
+    names = [known[one] for one in adapter.names_by_id() if one in known]
+    return [name for name in names if other.slots[name].state and other.slots[name].steps]

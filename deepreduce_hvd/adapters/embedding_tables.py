@@ -166,6 +166,10 @@ class EmbeddingTables:
         if as_table and as_other:
             self._delayed.append(slot.name)
 
+    def forget_rows(self) -> None:
+        """Forget the first gradients of undecided parameters: training goes on from elsewhere."""
+        self._used_before = {}
+
     def follow(self, slots: Mapping[str, Any]) -> None:
         """Set the policies of the compressor to what the slots say.
 

@@ -94,7 +94,7 @@ def load(slots, state, configuration, rank, size, keeper_of=lambda rank: rank):
     for slot, (steps, loss_scale, reduction, is_table, memory) in zip(slots.values(), loaded):
         slot.set_steps(steps)
         slot.loss_scale = loss_scale
-        slot.reduction = reduction
+        slot.reduction = slot.reduction or reduction  # TensorFlow notes it while it traces only
         slot.is_table = is_table
         slot.set_memory(memory)
 
@@ -241,7 +241,7 @@ def _loaded(name, slot, states, own, sizes):
                     f"got {getattr(part, what)}"
                 )
     reduction, is_table = (_known(parts.values(), what) for what in _NEWER)
-    ratio = memory_factor(reduction, *sizes)
+    ratio = memory_factor(reduction or slot.reduction, *sizes)
     memory = {}
     for kind in slot.state_names:
         kept = [parts[where].memory[kind] for where in own]
@@ -298,6 +298,9 @@ class _Part:
             raise InvalidArgumentError(
                 f"{where}: expected is_table None, True or False, got {self.is_table!r}"
             )
+        # torch.load(weights_only=True) refuses NumPy's numbers in the next state
+        self.steps = int(self.steps)
+        self.loss_scale = None if scale is None else float(scale)
         _expect_keys(f"{where}, memory", saved["memory"], slot.state_names)
         self.memory = {
             kind: _checked_array(f"{where}, {kind}", slot, saved["memory"][kind])

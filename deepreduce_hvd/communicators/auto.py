@@ -193,10 +193,12 @@ class Auto(Communicator):
     """Communicator that uses the fastest of three others for each bucket (``communicator="auto"``).
 
     The choice is between :class:`Allgather`, :class:`SplitAllgather` and
-    :class:`RecursiveDoubling`. All three sum what every rank sends, so apart from rounding the
-    choice does not change the training. It depends only on facts that all ranks know: the number of
-    elements sent, the number of ranks, the size of an earlier sum, and the latency and bandwidth
-    that rank 0 measured before the first exchange. ``stats()`` gives the reason for each choice.
+    :class:`RecursiveDoubling`. All three sum what every rank sends. With lossless values, the
+    choice does not change the training, apart from rounding. With others, it does, because
+    :class:`SplitAllgather` and :class:`RecursiveDoubling` encode sums again. The choice depends
+    only on facts that all ranks know: the number of elements sent, the number of ranks, the size of
+    an earlier sum, and the latency and bandwidth that rank 0 measured before the first exchange.
+    ``stats()`` gives the reason for each choice.
 
     :class:`GTopK`, :class:`CLTK` and :class:`SharedRandomK` select elements differently, so Auto
     does not use them.

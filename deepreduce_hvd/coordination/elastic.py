@@ -58,6 +58,9 @@ class MemoryKeeper:
         self._adapter.elastic = self
         self._failure = failure
         self._commits = []  # the last one or two, oldest first
+        # a loaded state, to which ``restore`` goes back before the first commit is complete
+        has_begun = any(slot.steps for slot in self._slots)
+        self._first = self._adapter.state_dict() if has_begun else None
         self._steps_since_commit = 0
         self._restored_at = None  # {name: step counter} after ``restore``, until ``sync``
 
@@ -100,9 +103,13 @@ class MemoryKeeper:
         self._commits[-1].adopted = True
 
     def restore(self):
-        """Go back to the last commit. Not collective."""
+        """Go back to the last commit, or to the state when this was created. Not collective."""
         self._adapter.abandon()
-        self._load(newest_complete(self._commits))
+        number = newest_complete(self._commits)
+        if not number and self._first is not None:
+            self._load_state(self._first)
+        else:
+            self._load(number)
         self._restored_at = self._steps()
 
     def sync(self):
@@ -222,7 +229,7 @@ class MemoryKeeper:
                     f" got {taken}, {scale}, {reduction} and {table}"
                 )
             slot.set_steps(taken)
-            slot.reduction = REDUCTIONS[reduction]
+            slot.reduction = REDUCTIONS[reduction] or slot.reduction
             slot.loss_scale = None if np.isnan(scale) else scale
             slot.is_table = _TABLES[table]
         self._adapter.follow_tables()
@@ -238,6 +245,7 @@ class MemoryKeeper:
         commit = Commit(number, self._adapter.state_dict())
         commit.adopted = adopted
         self._commits = [*(one for one in self._commits if one.number == before), commit]
+        self._first = None if before else self._first
         self._steps_since_commit = 0
         commit.copy = memory_transfer.copy_of_previous_rank(self._slots, self._transport)
 
@@ -245,12 +253,15 @@ class MemoryKeeper:
         """Load the memory of a commit, or zeros if this rank was not part of it."""
         for commit in self._commits:
             if commit.number == number:
-                checkpoint.load(
-                    self._adapter.slots, commit.state, self._configuration, commit.rank, commit.size
-                )
-                self._adapter.follow_tables()
+                self._load_state(commit.state)
                 return
         memory_transfer.clear(self._slots)
+
+    def _load_state(self, state):
+        checkpoint.load(
+            self._adapter.slots, state, self._configuration, state["rank"], state["size"]
+        )
+        self._adapter.follow_tables()
 
     def _take_over(self, number, lost, size):
         """Add the copy of a lost rank's memory to this rank's memory, if this is the next rank."""

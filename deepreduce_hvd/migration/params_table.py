@@ -147,7 +147,7 @@ def _sketch(settings):
                 f"{name}: expected a value for this compressor, got none; write '{name}': {example}"
             )
     name = settings("sparsifier")
-    if name not in SPARSIFIERS:
+    if not isinstance(name, str) or name not in SPARSIFIERS:
         raise InvalidArgumentError(
             f"sparsifier: expected one of {', '.join(SPARSIFIERS)}, got {name!r}"
         )

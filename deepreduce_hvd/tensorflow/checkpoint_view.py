@@ -58,6 +58,11 @@ class Identity(tf.train.experimental.PythonState):
                 for slot in adapter.slots.values()
                 if slot.is_table is not None
             },
+            "reductions": {
+                slot.label: slot.reduction
+                for slot in adapter.slots.values()
+                if slot.reduction is not None
+            },
         }
         return json.dumps({**checkpoint.identity(**self._own()), **own, **scaled})
 
@@ -70,7 +75,7 @@ class Identity(tf.train.experimental.PythonState):
         adapter, found = self._adapter, json.loads(string_value)
         follows, expected = found.pop("loss_scale", False), adapter.void_steps.active
         memories, steps = found.pop("memories", None), found.pop("steps", {})
-        tables = found.pop("tables", {})
+        tables, reductions = found.pop("tables", {}), found.pop("reductions", {})
         checkpoint.check_identity("compressor checkpoint", found, **self._own())
         if follows != expected:
             expected, got = ("with" if follow else "without" for follow in (expected, follows))
@@ -88,6 +93,7 @@ class Identity(tf.train.experimental.PythonState):
         adapter.void_steps.forget(adapter.slots.values())
         for slot in adapter.slots.values():
             slot.is_table = tables.get(slot.label)
+            slot.reduction = slot.reduction or reductions.get(slot.label)
             slot.memory_changes()
             # the variable with the number of steps is restored after this
             slot.untimed_steps += steps.get(slot.label, slot.steps) - slot.steps

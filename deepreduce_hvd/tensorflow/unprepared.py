@@ -1,5 +1,6 @@
 """Warnings about Keras optimizers that :func:`deepreduce_hvd.prepare` has not prepared."""
 
+import numbers
 import sys
 
 import tensorflow as tf
@@ -7,6 +8,13 @@ import tensorflow as tf
 from deepreduce_hvd.base_preparation import warning
 from deepreduce_hvd.coordination.frames import frames_of
 from deepreduce_hvd.tensorflow.prepare import KNOWN, is_prepared, kind_of, momentum_of
+
+#: optimizers of tf.compat.v1 with momentum -> the attribute with it and its argument
+_OF_VERSION_1 = {
+    tf.compat.v1.train.MomentumOptimizer: ("_momentum", "momentum"),
+    tf.compat.v1.train.RMSPropOptimizer: ("_momentum", "momentum"),
+    tf.compat.v1.train.AdamOptimizer: ("_beta1", "beta1"),
+}
 
 
 def momentum_warning(compressor):
@@ -46,6 +54,8 @@ def warning_about(optimizer, compressor, variables, when):
         when: where to call prepare.
     """
     delayed = _stepped_with_momentum(optimizer, compressor, variables)
+    if delayed and isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return _warning_of_version_1(optimizer, delayed[0].memory)
     momentum = momentum_of(optimizer) if delayed else 0.0
     if not momentum:
         return None
@@ -60,6 +70,19 @@ def warning_about(optimizer, compressor, variables, when):
         when,
         f"tf.keras.optimizers.{known}(...)" if legacy or known != kind else "optimizer",
     )
+
+
+def _warning_of_version_1(optimizer, memory):
+    """Return a warning if Horovod's optimizer has one of tf.compat.v1 with momentum, else None."""
+    wrapped = getattr(optimizer, "_optimizer", None)
+    attribute, name = _OF_VERSION_1.get(type(wrapped), (None, None))
+    momentum = getattr(wrapped, attribute) if attribute else 0.0
+    if not isinstance(momentum, numbers.Real) or not momentum:
+        return None
+    advice = f"dr.prepare knows optimizers of Keras only: set {name} to 0"
+    if name == "momentum":
+        advice += f" and divide the learning rate by {1 - momentum:g}"
+    return warning(type(wrapped).__name__, name, momentum, memory, "", instead=advice)
 
 
 def _stepped_with_momentum(optimizer, compressor, reduced):

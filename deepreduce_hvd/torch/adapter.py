@@ -24,11 +24,11 @@ from deepreduce_hvd.torch.host import HostPath
 from deepreduce_hvd.torch.optimizer_steps import OptimizerSteps
 from deepreduce_hvd.torch.parameters import Parameters, frozen_parameters, make_slots, values_of
 from deepreduce_hvd.torch.pending import Pending, as_reduced, changed_warning, reduced_dtype
-from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.references import Kept, Probes
 from deepreduce_hvd.torch.transport import HorovodTransport
 from deepreduce_hvd.torch.unattached import unregistered
 from deepreduce_hvd.torch.unexchanged import Unexchanged
+from deepreduce_hvd.torch.unprepared import momentum_warning
 from deepreduce_hvd.torch.waits import called_by_horovod, watch
 
 _HOST = torch.device("cpu")
@@ -80,6 +80,10 @@ class Adapter(TorchAdapter):
         if any(slot.steps != slot.untimed_steps for slot in slots):
             return None
         return "give hvd.DistributedOptimizer compression=compressor"
+
+    def load_state_dict(self, state):
+        self._steps.expect_none_in_progress()  # ranks have compared what a state changes
+        super().load_state_dict(state)
 
     # --- compress ---
 
@@ -222,7 +226,7 @@ class Adapter(TorchAdapter):
         if pending.has_changed():
             self._warn_once("changed", changed_warning(slot))
         if not step.delivering:
-            step.delivering = True
+            step.begin_delivery()
             if self._steps.ended_before(step):
                 self._tables_before = super().known_tables()
                 self._steps.end_step_of_job(self.scheduler, self.transport, self.slots)
@@ -292,7 +296,7 @@ class Adapter(TorchAdapter):
             as_table, as_other = probe[wire.PROBE_NUMBERS :]
             self.tables.decide(slot, as_table != 0, as_other != 0)
             if slot.is_table:
-                self.follow_tables()
+                self.tables.follow(self.slots)
         started = time.perf_counter()
         number = flight.numbers[slot]
         slot.encode_seconds += exchange.encode_seconds(number)

@@ -143,6 +143,7 @@ class TorchAdapter(BaseAdapter):
             self._warn_once("tables", embedding_tables.warning(delayed, self.compressor))
 
     def follow_tables(self):
+        self.tables.forget_rows()
         self.tables.follow(self.slots)
 
     def _is_on_gpu(self, name):

@@ -76,6 +76,11 @@ def refusal_of(optimizer):
             f"expected the optimizer inside of {kind.__name__}, got {kind.__name__} itself; write"
             " dr.prepare(optimizer.optim, compressor)"
         )
+    if isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        return (
+            f"expected the optimizer inside of {kind.__name__}, got {kind.__name__} itself; call"
+            f" prepare before {kind.__name__} is made, so before accelerator.prepare of Accelerate"
+        )
     if known is None and unsuitable_name(kind):
         return (
             f"expected one of {', '.join(one.__name__ for one in _KNOWN)}, got {kind.__name__},"

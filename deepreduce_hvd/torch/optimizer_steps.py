@@ -2,10 +2,12 @@
 
 import weakref
 
+from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning.layout_changes import LayoutChanges
 from deepreduce_hvd.torch.accumulation import Accumulation, any_needs_new_gradients
 from deepreduce_hvd.torch.caller import DIRECT, is_step_after_synchronize
 from deepreduce_hvd.torch.optimizer_buckets import Flight, OptimizerBuckets, SeparateBuckets
+from deepreduce_hvd.torch.unknown_scale import expect_synchronized
 from deepreduce_hvd.validation import expect_loss_scale
 
 
@@ -47,6 +49,12 @@ class OptimizerStep:
         self._left = 0
         self._compressed = 0  # number of compressed gradients that have come
         self._gradients_made = gradients_made
+
+    def begin_delivery(self):
+        """Note that the first result is requested."""
+        if self.owned:
+            expect_synchronized()
+        self.delivering = True
 
     def compared(self, slot):
         """Return what ranks compare in the probe of a slot: configuration, step and loss scale."""
@@ -207,6 +215,14 @@ class OptimizerSteps:
         return any(
             step.owned and not step.complete and not step.closed for step in self._last.values()
         )
+
+    def expect_none_in_progress(self):
+        """Raise InvalidArgumentError if results of an optimizer's step are still to come."""
+        if self.any_in_progress():
+            raise InvalidArgumentError(
+                "load_state_dict: expected a call between two steps, got one between backward() and"
+                " step(); call optimizer.step() before, or optimizer.synchronize() and zero_grad()"
+            )
 
     def flights_beside(self, step):
         """Return the flights of other steps than ``step`` that have all their gradients.

@@ -10,19 +10,11 @@ from deepreduce_hvd.base_preparation import (
     expect_one_compressor,
     momentum_in_use,
     undo,
-    warning,
 )
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.torch.optimizer_kinds import (
-    USE_ANOTHER,
-    is_wrapped,
-    refusal_of,
-    unsuitable_name,
-    without_hooks,
-)
+from deepreduce_hvd.torch.optimizer_kinds import is_wrapped, refusal_of, without_hooks
 from deepreduce_hvd.torch.parameter_groups import (
     factors_of_group,
-    inner_of,
     momentum_of,
     setting_of,
     suits_tables,
@@ -52,11 +44,14 @@ class _Prepared(_Optimizer):
     original_class: type[torch.optim.Optimizer]
     #: whether Horovod may broadcast the state
     keeps_a_state: bool
+    #: whether it has stepped without momentum; not if the program calls a ``step`` of before
+    has_stepped = False
 
     # torch.compile would keep the groups of the first step
     @torch._disable_dynamo
     def step(self, closure=None):
         loss = None
+        self.has_stepped = True
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -259,49 +254,9 @@ def is_prepared(optimizer):
     return isinstance(optimizer, _Prepared)
 
 
-def _slots(compressor):
+def slots_of(compressor):
     """Return {parameter: its slot}."""
     return {slot.parameter: slot for slot in compressor.adapter.slots.values()}
-
-
-def momentum_warning(
-    optimizer, compressor, when="before hvd.DistributedOptimizer", is_exempt=lambda slot: False
-):
-    """Return a warning if an optimizer does not suit the delayed gradients that it steps.
-
-    It does not if it has momentum, or if it needs complete gradients. Frozen
-    parameters and embedding tables do not count. Return None if there is nothing to warn of.
-
-    Args:
-        optimizer: the optimizer. One that was prepared with another compressor may not know the
-            parameters of this one.
-        compressor: the compressor of the gradients.
-        when: where to call prepare.
-        is_exempt: function of a slot that tells whether it does not count either.
-    """
-    optimizer = inner_of(optimizer) or optimizer
-    prepared = optimizer.preparation.compresses if is_prepared(optimizer) else lambda _: False
-    unsuitable = unsuitable_name(type(optimizer))
-    groups = [group for group in optimizer.param_groups if unsuitable or momentum_of(group)]
-    slots = _slots(compressor) if groups else {}
-    for group in groups:
-        for parameter in group["params"]:
-            slot = slots.get(parameter) if parameter.requires_grad else None
-            if slot is None or slot.is_table or is_exempt(slot) or prepared(parameter):
-                continue
-            policy = compressor.first_policies[slot.name]
-            if policy.delays and unsuitable:
-                return (
-                    f"{unsuitable} needs complete gradients, but of those of compressed parameters"
-                    f" only a part is sent in each step, which costs accuracy; {USE_ANOTHER}"
-                )
-            if policy.delays:
-                name, momentum = setting_of(group), momentum_of(group)
-                instead = None if refusal_of(optimizer) is None else f"set {name} to 0 for them"
-                return warning(
-                    type(optimizer).__name__, name, momentum, policy.memory, when, instead=instead
-                )
-    return None
 
 
 def _expect_own_parameters(optimizer, compressor):
@@ -341,7 +296,7 @@ def prepare(optimizer, compressor):
     if refusal is not None:
         raise InvalidArgumentError(f"prepare: {refusal}")
     original = type(optimizer)
-    slots = _slots(compressor)
+    slots = slots_of(compressor)
     policies = {one: compressor.first_policies[slot.name] for one, slot in slots.items()}
     preparation = Preparation(
         compressor,

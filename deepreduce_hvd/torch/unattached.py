@@ -44,8 +44,7 @@ class UnattachedAdapter(BaseAdapter, StepListener):
         raise InvalidArgumentError(
             f"{what}: expected an initialized Horovod or a registered model, got neither; in "
             "PyTorch's DDP call register(ddp_model) first, after fully_shard register(module,"
-            ' mesh["hosts"]); for Horovod '
-            + ("call hvd.init() before creating the compressor" if _has_horovod() else "install it")
+            ' mesh["hosts"])' + _advice_on_horovod()
         )
 
     def compress(self, tensor):
@@ -143,5 +142,9 @@ def warn_if_unused(optimizer):
         )
 
 
-def _has_horovod():
-    return importlib.util.find_spec("horovod") is not None
+def _advice_on_horovod():
+    if dist.is_available() and dist.is_initialized():
+        return ""
+    if importlib.util.find_spec("horovod") is None:
+        return "; for Horovod install it"
+    return "; for Horovod call hvd.init() before creating the compressor"

@@ -1,9 +1,10 @@
-"""Find a scaler of losses that the compressor does not know."""
+"""Find scalers of losses that the compressor does not know, or that step too early."""
 
 import sys
 import weakref
 
 from deepreduce_hvd.coordination.frames import frames_of
+from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.step_listener import StepListener
 
 #: the module of torch.amp.GradScaler, from which all others of PyTorch derive
@@ -43,6 +44,20 @@ class UnknownScale(StepListener):
         self._looked_at.add(optimizer)
         if adapter.transport.size > 1 and _is_called_by_a_scaler():
             adapter.warn_of_unknown_scale()
+
+
+def expect_synchronized():
+    """Raise InvalidArgumentError if a scaler is among the callers of the first result of a step.
+
+    The scaler has divided the gradients by the scale, and the results, averages of the scaled
+    gradients, would overwrite them. It does not show in the versions of the gradients.
+    """
+    if _is_called_by_a_scaler():
+        raise InvalidArgumentError(
+            "scaler.step: expected optimizer.synchronize() before it, and a step in `with"
+            " optimizer.skip_synchronize():`, got an optimizer that synchronizes in its step, after"
+            " the scaler has unscaled the gradients (docs/tutorial-torch.md, Gradient clipping)"
+        )
 
 
 def _is_called_by_a_scaler():

@@ -166,7 +166,7 @@ def scenario_refused(directory):
         "got none for convolution.weight",
         lambda: dr.Compressor(CODEC, parameters=some).register(model),
     )
-    assert_refused("call hvd.init() before creating", lambda: compressor().state_dict())
+    assert_refused("call register(ddp_model) first", lambda: compressor().state_dict())
     registered = compressor()
     registered.register(model)
     assert_refused("one compressor per model", lambda: registered.register(model))

@@ -130,6 +130,33 @@ def scenario_states_of_another_world_size(directory):
                 )
 
 
+def scenario_the_reduction_is_known_after_loading(directory):
+    """It is noted while a step is traced, and a state from before the first step has none."""
+    for op, expected in ((hvd.Average, "average"), (hvd.Sum, "sum")):
+        named = model()
+        compressor = compressor_of(named)
+        step = tf.function(make_step(named, compressor, op=op), autograph=False)
+
+        def reductions(compressor=compressor):
+            parameters = compressor.state_dict()["parameters"].values()
+            return {one["reduction"] for one in parameters if one["memory"]}
+
+        first = compressor.state_dict()
+        step(batch(0))
+        assert reductions() == {expected}
+        path = tf.train.Checkpoint(compressor=compressor.trackable).write(
+            str(directory / f"reduction.{expected}.{hvd.size()}.{hvd.rank()}")
+        )
+        compressor.load_state_dict(first)
+        step(batch(1))
+        assert reductions() == {expected}
+        compressor.close()
+        other = compressor_of(named)
+        tf.train.Checkpoint(compressor=other.trackable).read(path)
+        assert reductions(other) == {expected}
+        other.close()
+
+
 def scenario_the_update_in_memories_does_not_depend_on_the_number_of_ranks(directory):
     """The states of any number of ranks apply their sum with Sum, and their mean with Average."""
     for op in (hvd.Average, hvd.Sum):

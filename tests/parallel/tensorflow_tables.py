@@ -26,9 +26,12 @@ def model(tables):
     ]
 
 
-def loss_of_rows(named, rows):
+def loss_of_rows(named, rows, factors=()):
+    """Return the sum of the squares of the rows, times the squares of their factors if given."""
     tables = [variable for name, variable in named if name != "kernel"]
     found = [tf.gather(table, one) for table, one in zip(tables, rows)]
+    if factors:
+        found = [rows * factor[:, None] for rows, factor in zip(found, factors)]
     total = sum(tf.reduce_sum(one**2) for one in found)
     kernel = dict(named)["kernel"]
     return total + tf.reduce_sum(kernel[3:] ** 2)
@@ -83,25 +86,34 @@ def _run_random_programs(seeds):
         variables = [variable for _, variable in named]
         compressor = dr.Compressor(parameters=named, seed=seed)
 
-        def local(*rows, named=named, variables=variables):
+        def local(rows, factors, named=named, variables=variables):
             with tf.GradientTape() as tape:
-                value = loss_of_rows(named, rows)
+                value = loss_of_rows(named, rows, factors)
             return [tf.convert_to_tensor(one) for one in tape.gradient(value, variables)]
 
-        def reduced(*rows, named=named, variables=variables, compressor=compressor):
+        def reduced(rows, factors, named=named, variables=variables, compressor=compressor):
             with tf.GradientTape() as tape:
-                value = loss_of_rows(named, rows)
+                value = loss_of_rows(named, rows, factors)
             tape = hvd.DistributedGradientTape(tape, compression=compressor, sparse_as_dense=True)
             return tape.gradient(value, variables)
 
-        if seed % 3 != 2:  # without it, Horovod still makes a graph of the reduction
-            reduced = tf.function(reduced, input_signature=[tf.TensorSpec([None], tf.int64)] * 2)
+        in_graph = seed % 3 != 2  # without it, Horovod still makes a graph of the reduction
+        if in_graph:
+            shapes = [[tf.TensorSpec([None], dtype)] * 2 for dtype in (tf.int64, tf.float32)]
+            reduced = tf.function(reduced, input_signature=shapes)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for number, step in enumerate(programs, 1):
                 kept = compressor.state_dict()["parameters"]
-                rows = [tf.constant(one) for one in step[hvd.rank()]]
-                own, results = local(*rows), reduced(*rows)
+                used = step[hvd.rank()]
+                # Horovod would trace its graph again for slices of another number of rows
+                unused = [0 if in_graph else ROWS - len(one) for one in used]
+                rows = [tf.constant(np.pad(one, (0, more))) for one, more in zip(used, unused)]
+                factors = [
+                    tf.constant(np.pad(np.ones(len(one), np.float32), (0, more)))
+                    for one, more in zip(used, unused)
+                ]
+                own, results = local(rows, factors), reduced(rows, factors)
                 after = compressor.state_dict()["parameters"]
                 for place in range(2):
                     name = f"table{place}"

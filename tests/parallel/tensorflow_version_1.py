@@ -3,6 +3,8 @@
 Run by tensorflow_scenarios.py.
 """
 
+import warnings
+
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
@@ -10,6 +12,28 @@ from tensorflow_tools import batch
 
 import deepreduce_hvd as dr
 import deepreduce_hvd.tensorflow
+
+
+def scenario_momentum_of_optimizers_of_version_1_is_named(directory):
+    """dr.prepare does not know these optimizers, so the warning says what to do instead."""
+    train, images = tf.compat.v1.train, batch(0).numpy()
+    for make, expected in (
+        (lambda: train.MomentumOptimizer(0.1, 0.75), "and divide the learning rate by 0.25"),
+        (lambda: train.RMSPropOptimizer(0.1, momentum=0.5), "and divide the learning rate by 0.5"),
+        (lambda: train.AdamOptimizer(0.1), "set beta1 to 0"),
+        (lambda: train.AdamOptimizer(0.1, beta1=0.0), None),
+        (lambda: train.GradientDescentOptimizer(0.1), None),
+    ):
+        with tf.Graph().as_default():
+            weights = tf.compat.v1.get_variable("weights", [48, 48])
+            compressor = dr.Compressor(parameters=[weights])
+            optimizer = hvd.DistributedOptimizer(make(), compression=compressor)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                optimizer.minimize(tf.reduce_mean((tf.constant(images) @ weights) ** 2))
+            texts = [str(one.message) for one in caught if "for compressed" in str(one.message)]
+            assert len(texts) == (expected is not None), texts
+            assert all(text.endswith(expected) for text in texts), texts
 
 
 def scenario_reference_variables_of_version_1(directory):

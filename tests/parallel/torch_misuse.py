@@ -235,6 +235,39 @@ def scenario_a_state_of_a_step_in_progress_is_named(directory):
         assert saved() == []
 
 
+def scenario_a_state_is_not_loaded_within_a_step(directory):
+    network = model()
+    optimizer, compressor = distributed(network)
+    for number in range(3):
+        state = compressor.state_dict()
+        optimizer.zero_grad()
+        backward(network, number)
+        with refused(r"load_state_dict: expected .* got one between backward\(\) and step\(\)"):
+            compressor.load_state_dict(state)
+        optimizer.synchronize()
+        compressor.load_state_dict(state)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+def scenario_a_scaler_that_steps_before_synchronize_is_refused(directory):
+    """Its step would use averages of scaled gradients; PyTorch does not count what it wrote."""
+    for enabled, codec in itertools.product((True, False), (dr.recommended_codec(), "dense")):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=enabled)
+        network = model()
+        optimizer, _ = distributed(
+            network, codec, compressor_options={"loss_scale": scaler.get_scale}
+        )
+        before = [one.detach().clone() for one in network.parameters()]
+        scaler.scale(network(batch(0)).pow(2).mean()).backward()
+        if not enabled:
+            scaler.step(optimizer)
+            continue
+        with refused(r"scaler.step: expected optimizer.synchronize\(\) before it"):
+            scaler.step(optimizer)
+        assert all(map(torch.equal, before, network.parameters()))
+
+
 def scenario_a_scaler_that_the_compressor_does_not_know_is_named(directory):
     """Its optimizer may be prepared, clip gradients, or begin with a step of zeros."""
     for enabled, known, clips, codec in itertools.product(

@@ -102,6 +102,23 @@ def scenario_tables_get_the_codec_rows(directory):
     assert found > 20 and late == {True, False}, (found, late)
 
 
+def scenario_rows_of_a_step_before_loading_do_not_count(directory):
+    """The first gradient after loading an earlier state leaves open what a table is, as before."""
+    network = Model(1)
+    compressor = dr.Compressor(parameters=network.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(network.parameters(), lr=1e-4),
+        named_parameters=network.named_parameters(), compression=compressor,
+    )  # fmt: skip
+    state = compressor.state_dict()
+    for first in (0, 150):
+        optimizer.zero_grad()
+        network([torch.arange(first, first + 150)]).backward()
+        optimizer.step()
+        assert compressor.state_dict()["parameters"]["table.0.weight"]["is_table"] is None
+        compressor.load_state_dict(state)
+
+
 def scenario_tables_keep_the_momentum_of_a_prepared_optimizer(directory):
     """They are found before the first step of the optimizer. All other layers have no momentum."""
     SGD, RMSprop, Adam, RAdam, NAdam = (

@@ -57,12 +57,17 @@ class Worker:
     #: whether the state saves the model in ``sync``, as on TensorFlow, or only in ``save``
     saves_in_sync = True
 
-    def __init__(self, seed):
+    def __init__(self, seed, begins_at=0, transport=None):
         self.random = np.random.default_rng(seed)
         self.slots = {name: Slot(size) for name, size in SIZES.items()}
         self.adapter = self.compressor = self
+        self.transport = transport
+        if begins_at:
+            for slot in self.slots.values():
+                slot.steps, slot.reduction = begins_at, self.reduction
+            self.kept_in_a_step(self.random)
         self.keeper = MemoryKeeper(self, Lost)
-        self.model = self.saved_model = 0
+        self.model = self.saved_model = begins_at
 
     # the session
 
@@ -129,10 +134,16 @@ class Worker:
 class Job:
     """Workers in the order of their ranks, and the update in their memories after each step."""
 
-    def __init__(self, size):
-        self.workers = [Worker(seed) for seed in range(size)]
+    def __init__(self, size, begins_at=0):
+        """Form a job; its ranks have loaded a state of step ``begins_at`` unless that is 0."""
         self.moments = {}
-        self.form()
+        self.group = Group(size)
+        self.workers = [
+            Worker(seed, begins_at, ThreadedTransport(self.group, seed)) for seed in range(size)
+        ]
+        if begins_at:
+            self.moments[begins_at] = self.kept()
+            return
         self.expect_success("sync")
 
     def form(self, interrupted=()):

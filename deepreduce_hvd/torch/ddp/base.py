@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from deepreduce_hvd.adapters import embedding_tables
 from deepreduce_hvd.adapters.backward_pass import BackwardPass
+from deepreduce_hvd.adapters.earlier_compressors import earlier_than, note_first_use
 from deepreduce_hvd.communicators.bucket import label_of
 from deepreduce_hvd.communicators.driver import Driver
 from deepreduce_hvd.communicators.encoding_threads import EncodingThreads
@@ -22,9 +23,9 @@ from deepreduce_hvd.torch.ddp.failures import watch
 from deepreduce_hvd.torch.ddp.mirrors import MirroredJob
 from deepreduce_hvd.torch.ddp.void_steps import VoidSteps
 from deepreduce_hvd.torch.host import HostPath
-from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.slot import Slot
 from deepreduce_hvd.torch.step_listener import StepListener
+from deepreduce_hvd.torch.unprepared import bypass_warning, momentum_warning
 from deepreduce_hvd.validation import expect_loss_scale
 
 #: separates numbers of compressors here from those under Horovod; never a rank
@@ -93,6 +94,9 @@ class DistributedAdapter(TorchAdapter, StepListener):
         }
         # optimizer -> ids of those of its parameters that were checked for momentum
         self._checked: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        # Models that share parameters may have a compressor each. They are registered before the
+        # first step, so only residuals that are there before do not count as lost.
+        self._earlier = earlier_than(self)
         self._has_stepped = True  # whether an optimizer has stepped since the last backward pass
         self.is_in_step = self._waits_for_step
         StepListener.__init__(self)
@@ -134,7 +138,7 @@ class DistributedAdapter(TorchAdapter, StepListener):
             embedding_tables.agree(self.tables, undecided, self._seen, self.transport)
         self._seen = {}
         if any(slot.is_table for slot in undecided):
-            self.follow_tables()
+            self.tables.follow(self.slots)
         self.warn_of_tables()
 
     def _follow(self):
@@ -180,6 +184,8 @@ class DistributedAdapter(TorchAdapter, StepListener):
         self._has_stepped = self._has_stepped and not has_batch
         try:
             last = self._wait_for_results()
+            if not self.alone:
+                note_first_use(self, self._earlier)
             self._follow()
             if self.void_steps is not None:
                 backward_pass.loss_scale = expect_loss_scale(float(self.compressor.loss_scale()))
@@ -300,6 +306,8 @@ class DistributedAdapter(TorchAdapter, StepListener):
     def end_step(self, optimizer):
         """Note that an optimizer has stepped; a closure may have made a backward pass in it."""
         self._has_stepped = self._has_stepped or optimizer in self._checked
+        if optimizer in self._checked:
+            self.warn_of_momentum(optimizer, bypass_warning(optimizer))
 
     def begin_step(self, optimizer):
         """Warn once if an optimizer steps compressed parameters with momentum.
