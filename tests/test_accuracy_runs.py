@@ -271,3 +271,9 @@ def test_the_plot_has_a_panel_per_task_and_one_color_per_candidate(tmp_path, mon
     report.pyplot.figure(figure)
     monkeypatch.undo()
     report.pyplot.close(figure)
+
+
+def test_more_ranks_than_samples_are_refused(tmp_path):
+    batch = tasks.TASKS["transformer"].batch
+    with pytest.raises(SystemExit, match=f"at most {batch} for transformer.* got {batch + 1}"):
+        command.main(["--tasks", "transformer", "--ranks", str(batch + 1)], tmp_path / "runs.jsonl")

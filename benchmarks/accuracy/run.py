@@ -62,6 +62,12 @@ def keys_of(options, rows):
     keys = []
     for name in options.tasks.split(";"):
         task = TASKS[name]
+        most = task.batch * options.batch_factor
+        if options.ranks > most:
+            raise SystemExit(
+                f"--ranks: expected at most {most} for {name}, whose batches have {most} samples,"
+                f" got {options.ranks}"
+            )
         for seed, candidate, rate in itertools.product(
             seeds_of(options.seeds),
             options.candidates.split(";"),
