@@ -63,12 +63,9 @@ class _Framework:
 
     def why_not_imported(self):
         """Return why the framework cannot be imported, or None if it can be."""
-        done = subprocess.run(
-            [sys.executable, "-c", f"import {self.module}"],
-            capture_output=True,
-            text=True,
-            cwd=pathlib.Path(sys.executable).parent,  # without a folder of this name
-        )
+        command = [sys.executable, "-c", f"import {self.module}"]
+        folder = pathlib.Path(sys.executable).parent  # without a folder of the module's name
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         if done.returncode == 0:
             return None
         return (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
@@ -322,14 +319,8 @@ def _build(pip_options):
     Returns:
         The exit status.
     """
-    found = [framework for framework in _FRAMEWORKS if framework.installed()]
-    if importlib.util.find_spec("pip") is None:
-        print(
-            f"deepreduce_hvd: expected pip in {sys.executable}, got none; run `python -m ensurepip`"
-        )
-        return 1
     environment, built = dict(os.environ), []
-    for framework in found:
+    for framework in filter(_Framework.installed, _FRAMEWORKS):
         if framework.left_out():
             print(f"deepreduce_hvd: without {framework.name}: {framework.switch_off}=1")
             continue
@@ -343,6 +334,11 @@ def _build(pip_options):
         environment.setdefault(framework.switch, "1")
     if not built:
         print("deepreduce_hvd: expected PyTorch or TensorFlow, got neither; install one first")
+        return 1
+    if importlib.util.find_spec("pip") is None:
+        print(
+            f"deepreduce_hvd: expected pip in {sys.executable}, got none; run `python -m ensurepip`"
+        )
         return 1
     # without the cache: pip would install a wheel that it has built for another framework
     command = [sys.executable, "-m", "pip", "install", "--force-reinstall", "--no-deps"]
