@@ -11,7 +11,6 @@ import pytest
 from elastic_ranks import Job, Worker
 from threaded_ranks import Lost, ThreadedTransport, on_all
 
-from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.checkpoints.configuration import Configuration
 from deepreduce_hvd.coordination.elastic import save_together
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
@@ -77,30 +76,6 @@ def test_ranks_that_join(steps_since, loaded):
     job.form()
     job.expect_success("sync")
     job.expect_moment(3 + steps_since)
-
-
-def test_a_failure_before_the_first_commit():
-    """A job that goes on from a file has residuals before its first ``sync``."""
-    job = Job(2, begins_at=3)
-    assert job.moments[3].any()
-    job.fail()
-    job.expect_moment(3)
-
-
-@pytest.mark.parametrize("loaded", [False, True])
-def test_a_reduction_that_rank_0_does_not_know(loaded):
-    """On TensorFlow, ranks know it after they have traced a step."""
-    job = trained(2)
-    for slot in job.workers[0].slots.values():
-        slot.reduction = None
-    if loaded:
-        state = job.workers[1].state_dict()
-        for part in state["parameters"].values():
-            part["reduction"] = None
-        worker = job.workers[1]
-        checkpoint.load(worker.slots, state, worker.configuration, 1, 2)
-    job.expect_success("sync")
-    assert {slot.reduction for slot in job.workers[1].slots.values()} == {Worker.reduction}
 
 
 def joined(steps_since):

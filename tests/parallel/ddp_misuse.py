@@ -162,59 +162,6 @@ def scenario_a_closed_compressor_does_not_warn(directory):
             model = DistributedDataParallel(network)
 
 
-def scenario_a_second_compressor_of_the_same_parameters_is_named(directory):
-    """Unless the first one is closed, its state is loaded, or both were there before the steps."""
-    for kind in ("another", "closed", "loaded", "no memory", "both before"):
-        network = Network()
-        memory = dr.NoMemory() if kind == "no memory" else None
-        model, first = distributed(network, memory=memory)
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-        if kind == "both before":
-            other, second = distributed(network)
-
-        def train(model, optimizer=optimizer):
-            for step in range(2):
-                optimizer.zero_grad()
-                loss_of(model, step, dist.get_rank()).backward()
-                optimizer.step()
-
-        train(model)
-        state = first.state_dict()
-        if kind == "closed":
-            first.close()
-        if kind != "both before":
-            other, second = distributed(network)
-        if kind == "loaded":
-            second.load_state_dict(state)
-        texts = texts_of_warnings(lambda train=train, other=other: train(other))
-        texts = [text for text in texts if "begins without residuals" in text]
-        assert len(texts) == (kind == "another" and dist.get_rank() == 0), (kind, texts)
-        for one in (first, second):
-            one.close()
-
-
-def scenario_a_step_of_before_prepare_is_named(directory):
-    """Accelerate's wrapper keeps it if the loss is scaled."""
-    for kept in (False, True):
-        network = Network()
-        model, compressor = distributed(network)
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
-        step_of_before = optimizer.step
-        dr.prepare(optimizer, compressor)
-
-        def train(
-            model=model, optimizer=optimizer, step=step_of_before if kept else optimizer.step
-        ):
-            for number in range(3):
-                optimizer.zero_grad()
-                loss_of(model, number, dist.get_rank()).backward()
-                step()
-
-        texts = [text for text in texts_of_warnings(train) if "before dr.prepare is" in text]
-        assert len(texts) == kept, texts
-        compressor.close()
-
-
 def scenario_gradients_that_were_cleared_are_not_named(directory):
     network = Network()
     network.branch.requires_grad_(False)
