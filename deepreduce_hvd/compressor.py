@@ -320,11 +320,8 @@ class Compressor:
 
         Save one state per rank, after ``optimizer.step()`` and before the next ``backward()``: what
         a step sends is in the weights after it, and in no state until then. Training that resumes
-        continues bit for bit, with these exceptions: ``schedule="auto"`` and
-        ``communicator="auto"`` choose again; an embedding table that the first gradient did not
-        show may be found one step later, as may any on TensorFlow with ``schedule="auto"``; and a
-        new DDP model puts its gradients into other buckets in its first step, which matters to
-        communicators that encode whole buckets. :attr:`plan` can be saved too.
+        continues bit for bit, with few exceptions, such as ``schedule="auto"``, which chooses a
+        plan again. The tutorials name all of them. :attr:`plan` can be saved too.
 
         Returns:
             A dictionary of numbers, strings and the memory's float32 arrays, in the parameters'

@@ -27,7 +27,7 @@ except ImportError as error:
 
 def _expect_names_of(sources):
     """Raise NativeMissingError if the core lacks what its sources define: it is an older build."""
-    defined = re.findall(r'module\.(?:def|attr)\("(\w+)"', sources)
+    defined = re.findall(r'module\.(?:def|attr)\(\s*"(\w+)"', sources)
     missing = [name for name in defined if not hasattr(core, name)]
     if missing:
         raise NativeMissingError(

@@ -2,13 +2,9 @@
 
 import pytest
 from elastic_ranks import Job, Worker
+from test_elastic import reduction, trained  # noqa: F401
 
 from deepreduce_hvd.checkpoints import checkpoint
-
-
-@pytest.fixture(autouse=True, params=["sum", "average"])
-def reduction(request, monkeypatch):
-    monkeypatch.setattr(Worker, "reduction", request.param)
 
 
 def test_a_failure_before_the_first_commit():
@@ -22,9 +18,7 @@ def test_a_failure_before_the_first_commit():
 @pytest.mark.parametrize("loaded", [False, True])
 def test_a_reduction_that_rank_0_does_not_know(loaded):
     """On TensorFlow, ranks know it after they have traced a step."""
-    job = Job(2)
-    job.step(3)
-    job.expect_success("save")
+    job = trained(2)
     for slot in job.workers[0].slots.values():
         slot.reduction = None
     if loaded:

@@ -11,6 +11,22 @@ import deepreduce_hvd as dr
 from deepreduce_hvd.torch.unprepared import momentum_warning
 
 
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer with another one inside, such as Accelerate's."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+
+
+def test_a_wrapper_is_refused():
+    model = network()
+    wrapper = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    message = "expected the optimizer inside of Wrapper, .* call dr.prepare before Wrapper is made"
+    with pytest.raises(dr.InvalidArgumentError, match=message):
+        dr.prepare(wrapper, compressor_of(model))
+
+
 def test_what_cannot_be_prepared_is_refused():
     model = network()
     compressor = compressor_of(model)
@@ -32,6 +48,8 @@ def test_what_cannot_be_prepared_is_refused():
         dr.prepare(torch.optim.LBFGS(model.parameters()), compressor)
     with pytest.raises(dr.InvalidArgumentError, match="expected a Compressor or None, got Codec"):
         dr.prepare(sgd, dr.recommended_codec())
+    with pytest.raises(dr.InvalidArgumentError, match=r"got Compressor itself, a class; write"):
+        dr.prepare(sgd, dr.Compressor)
     with pytest.raises(
         dr.InvalidArgumentError,
         match=r"expected a Compressor or None, got SGD; the optimizer comes first: dr\.prepare\(",

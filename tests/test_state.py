@@ -45,6 +45,8 @@ def test_arrays_in_the_parameters_shape_and_numbers_of_numpy(framework):
             row["memory"][kind] = np.array(part).reshape(SHAPES[name])
     target.compressor.load_state_dict(state)
     assert_equal(snapshot(target.compressor), snapshot(source.compressor))
+    saved = target.compressor.state_dict()["parameters"].values()
+    assert {type(row["steps"]) for row in saved} == {int}  # torch.load takes no numbers of NumPy
 
 
 def change(path, value):

@@ -167,7 +167,7 @@ class EmbeddingTables:
             self._delayed.append(slot.name)
 
     def forget_rows(self) -> None:
-        """Forget the first gradients of undecided parameters: training goes on from elsewhere."""
+        """Forget which rows the first gradients used, when training goes on from another state."""
         self._used_before = {}
 
     def follow(self, slots: Mapping[str, Any]) -> None:

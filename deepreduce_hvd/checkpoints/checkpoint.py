@@ -94,7 +94,8 @@ def load(slots, state, configuration, rank, size, keeper_of=lambda rank: rank):
     for slot, (steps, loss_scale, reduction, is_table, memory) in zip(slots.values(), loaded):
         slot.set_steps(steps)
         slot.loss_scale = loss_scale
-        slot.reduction = slot.reduction or reduction  # TensorFlow notes it while it traces only
+        # that of this job if it is known: TensorFlow notes it only while it traces
+        slot.reduction = slot.reduction or reduction
         slot.is_table = is_table
         slot.set_memory(memory)
 

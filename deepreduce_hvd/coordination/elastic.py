@@ -245,7 +245,8 @@ class MemoryKeeper:
         commit = Commit(number, self._adapter.state_dict())
         commit.adopted = adopted
         self._commits = [*(one for one in self._commits if one.number == before), commit]
-        self._first = None if before else self._first
+        if before:
+            self._first = None
         self._steps_since_commit = 0
         commit.copy = memory_transfer.copy_of_previous_rank(self._slots, self._transport)
 

@@ -1,4 +1,4 @@
-"""Warnings about Keras optimizers that :func:`deepreduce_hvd.prepare` has not prepared."""
+"""Warnings about optimizers that :func:`deepreduce_hvd.prepare` has not prepared."""
 
 import numbers
 import sys

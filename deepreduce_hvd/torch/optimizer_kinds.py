@@ -79,7 +79,8 @@ def refusal_of(optimizer):
     if isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         return (
             f"expected the optimizer inside of {kind.__name__}, got {kind.__name__} itself; call"
-            f" prepare before {kind.__name__} is made, so before accelerator.prepare of Accelerate"
+            f" dr.prepare before {kind.__name__} is made, with Accelerate before"
+            " accelerator.prepare"
         )
     if known is None and unsuitable_name(kind):
         return (

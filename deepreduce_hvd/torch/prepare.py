@@ -78,7 +78,7 @@ class _Prepared(_Optimizer):
             return
         # not an attribute of the class: hvd.DistributedOptimizer begins with an empty state
         before, self._zeros = vars(self).get("_zeros", {}), {}
-        for parameter in self._stepped_without_momentum():
+        for parameter in self.stepped_without_momentum():
             if not isinstance(self, torch.optim.RMSprop) and not self._is_candidate(parameter):
                 continue
             zeros = before.get(parameter)
@@ -98,7 +98,7 @@ class _Prepared(_Optimizer):
         """
         if self.state or not self.keeps_a_state or not isinstance(self, torch.optim.SGD):
             return
-        for parameter in self._stepped_without_momentum()[:1]:
+        for parameter in self.stepped_without_momentum()[:1]:
             self.state[parameter]["momentum_buffer"] = None
 
     def load_state_dict(self, state_dict):
@@ -115,7 +115,7 @@ class _Prepared(_Optimizer):
         """
         if not isinstance(self, torch.optim.SGD) or not self.state:
             return
-        dropped = {one for one in self._stepped_without_momentum() if not self._is_candidate(one)}
+        dropped = {one for one in self.stepped_without_momentum() if not self._is_candidate(one)}
         for parameter in dropped:
             state = self.state.get(parameter, {})
             state.pop("momentum_buffer", None)
@@ -167,7 +167,7 @@ class _Prepared(_Optimizer):
         )
         return copied
 
-    def _stepped_without_momentum(self):
+    def stepped_without_momentum(self):
         """Return the parameters whose momentum is replaced."""
         return [
             parameter

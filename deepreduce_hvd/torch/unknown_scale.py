@@ -56,7 +56,7 @@ def expect_synchronized():
         raise InvalidArgumentError(
             "scaler.step: expected optimizer.synchronize() before it, and a step in `with"
             " optimizer.skip_synchronize():`, got an optimizer that synchronizes in its step, after"
-            " the scaler has unscaled the gradients (docs/tutorial-torch.md, Gradient clipping)"
+            " the scaler has unscaled the gradients (docs/tutorial-torch.md, Loss scaling)"
         )
 
 

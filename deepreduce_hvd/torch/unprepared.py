@@ -54,6 +54,8 @@ def bypass_warning(optimizer):
     """
     if not is_prepared(optimizer) or optimizer.has_stepped:
         return None
+    if not optimizer.stepped_without_momentum():
+        return None
     return (
         f"{type(optimizer).__name__} is prepared, but the step that it had before dr.prepare is"
         " called, so nothing has changed; call dr.prepare before accelerator.prepare of Accelerate,"
