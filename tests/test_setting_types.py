@@ -1,4 +1,4 @@
-"""Test settings that are numbers of NumPy or fractions: they count as plain numbers."""
+"""Test types of settings: numbers of NumPy or fractions count as plain ones, a list as no name."""
 
 import fractions
 import itertools
@@ -180,3 +180,9 @@ def test_the_numbers_of_a_compressor():
         one = dr.Compressor(parameters=parameters, **given)
         other = dr.Compressor(parameters=parameters, **{n: int(v) for n, v in given.items()})
         assert repr(one) == repr(other) and one.fingerprint == other.fingerprint
+
+
+def test_a_list_in_place_of_a_name_is_refused():
+    settings = {"compressor": "SKCompressCPU", "sparsifier": ["topk"], "num_quantiles": 9}
+    with pytest.raises(dr.InvalidArgumentError, match=r"expected one of topk, .*, got \['topk'\]"):
+        dr.from_params({**settings, "communicator": "allgather"}, parameters=[])
