@@ -76,7 +76,9 @@ class StepTimes:
         """
         if self._begun is not None:
             started = max(started, self._begun)
-            self._ready.update(dict.fromkeys(names, started - self._begun - self._own))
+            ready = started - self._begun - self._own
+            for name in names:
+                self._ready[name] = ready
             self._own += ended - started
             self._events.append((COMPUTE, "encode", label, started, ended))
 

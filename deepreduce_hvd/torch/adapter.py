@@ -123,7 +123,8 @@ class Adapter(TorchAdapter):
             self.times.begin(time.perf_counter())
             self.layout = self.scheduler.layout
             self._tables_before = super().known_tables()
-        return self._steps.begin(owner, self.device_path.sums(), self.layout, leads)
+        sums, ranks = self.device_path.sums(), self.transport.ranks
+        return self._steps.begin(owner, sums, self.layout, ranks, leads)
 
     @called_by_horovod
     def compress(self, tensor):
@@ -145,7 +146,7 @@ class Adapter(TorchAdapter):
         step.add(slot, self.tables.policy_of)
         self._steps.note_exchange(slot, step)
         slot.steps += 1
-        if caller.owner is not DIRECT and (slot.dense or self.transport.size == 1):
+        if caller.owner is not DIRECT and (slot.dense or len(step.ranks) == 1):
             # without a probe, or with one rank, the factor does not tell it
             slot.reduction = wire.AVERAGE if caller.owner.op == hvd.Average else wire.SUM
         self.look_for_discarded(slot, self._parameters)
@@ -154,7 +155,7 @@ class Adapter(TorchAdapter):
         if slot.dense:
             way = slot.policy.way
             summed = slot.with_memory(
-                tensor, made, step.loss_scale, self.transport.size,
+                tensor, made, step.loss_scale, len(step.ranks),
                 reduced_dtype(tensor.dtype, way), divides=True,
             )  # fmt: skip
             reduced = as_reduced(summed, way)
@@ -280,13 +281,13 @@ class Adapter(TorchAdapter):
         try:
             probe = tensor.tolist()
             scale = wire.scale_of(
-                slot.name, probe[: wire.PROBE_NUMBERS], self.transport.ranks, *step.compared(slot)
+                slot.name, probe[: wire.PROBE_NUMBERS], step.ranks, *step.compared(slot)
             )
         except InvalidArgumentError:
             flight.roll_call.wait()
             raise
-        if self.transport.size > 1:
-            slot.reduction = wire.reduction_of(scale, self.transport.size)
+        if len(step.ranks) > 1:
+            slot.reduction = wire.reduction_of(scale, len(step.ranks))
         memory = pending.memory_for_result(tensor)
         self._probes.give_back(pending.kept)
         self._exchanges.run(step, self._steps.flights_beside, self.transport)

@@ -22,6 +22,7 @@ class Direct:
 
 #: the only instance
 DIRECT = Direct()
+_HOST = torch.device("cpu")
 
 
 class Caller(NamedTuple):
@@ -46,7 +47,7 @@ class Caller(NamedTuple):
         The host reads the probe, so it belongs there. But if Horovod may reduce it together with
         gradients in one call, it must be on their device.
         """
-        return torch.device("cpu") if self.alone else gradient.device
+        return _HOST if self.alone else gradient.device
 
 
 # Frames are recognized by the addresses of their code: Python 3.12 hashes a code object by all its
@@ -70,6 +71,7 @@ _SCATTERING = _addresses([mpi_ops.reducescatter, mpi_ops.grouped_reducescatter])
 _ALONE = _of_optimizers("_allreduce_grad_async")
 _SYNCHRONIZE, _STEP = _of_optimizers("synchronize"), _of_optimizers("step")
 _METHODS = _ALONE | _SYNCHRONIZE | _of_optimizers("_grouped_allreduce_grad_async")
+_KNOWN = _METHODS | _FUNCTIONS | _SCATTERING
 
 
 def current_caller():
@@ -80,11 +82,14 @@ def current_caller():
     """
     below = process_set = None
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and id(frame.f_code) not in _METHODS:
-        if id(frame.f_code) in _FUNCTIONS:
+    while frame is not None:
+        code = id(frame.f_code)
+        if code in _KNOWN:
+            if code in _METHODS:
+                break
+            if code in _SCATTERING:
+                refuse_reducescatter()
             process_set = frame.f_locals["process_set"]
-        elif id(frame.f_code) in _SCATTERING:
-            refuse_reducescatter()
         below, frame = frame, frame.f_back
     if frame is None:
         return Caller(DIRECT, None, alone=False, process_set=process_set)

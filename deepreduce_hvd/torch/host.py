@@ -87,8 +87,8 @@ class HostPath:
                 member may be encoded once they are done.
             held: as for :class:`~deepreduce_hvd.communicators.bucket.BucketMember`.
         """
-        gradient = self._on_host(tensor.detach(), copies)
-        return HostMember(slot, gradient.contiguous().view(-1), held)
+        plain = tensor.detach() if tensor.requires_grad else tensor
+        return HostMember(slot, self._on_host(plain, copies).contiguous().view(-1), held)
 
     def _on_host(self, tensor, copies):
         """Return the tensor on the host; its content is valid once ``copies`` are done."""

@@ -19,6 +19,7 @@ class OptimizerStep:
     Attributes:
         buckets: the :class:`OptimizerBuckets` or :class:`SeparateBuckets` of the gradients.
         layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the step.
+        ranks: list of the global ranks that take part. They do not change within a step.
         loss_scale: loss scale of this step, or None.
         continues: whether its gradients are added to those of the optimizer's last step, because
             one step of the user's program synchronizes several times.
@@ -31,9 +32,10 @@ class OptimizerStep:
         exchanged: whether all exchanges of its gradients so far are done.
     """
 
-    def __init__(self, buckets, layout, loss_scale, device_sums, gradients_made, leads):
+    def __init__(self, buckets, layout, ranks, loss_scale, device_sums, gradients_made, leads):
         self.buckets = buckets
         self.layout = layout
+        self.ranks = ranks
         self.loss_scale = loss_scale
         self.device_sums = device_sums
         self.continues = False
@@ -291,7 +293,7 @@ class OptimizerSteps:
             begun = scheduler.figures.slowest(transport, self._layouts.begun(slots))
             self._layouts.change(scheduler.layout, slots, begun)
 
-    def begin(self, owner, device_sums, layout, leads):
+    def begin(self, owner, device_sums, layout, ranks, leads):
         """Begin a step of an optimizer, or of :data:`DIRECT`, and return it.
 
         Args:
@@ -299,6 +301,7 @@ class OptimizerSteps:
             device_sums: the sums of this step on devices.
             layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of gradients without an
                 optimizer.
+            ranks: list of the global ranks that take part.
             leads: what :meth:`leads` returned.
         """
         last = self._last.get(owner)
@@ -308,8 +311,9 @@ class OptimizerSteps:
             layout = self._tables.layout_of(self._layouts.begin(slots[0].name), slots)
             buckets = self._buckets_of(owner, slots, layout)
         step = self._last[owner] = OptimizerStep(
-            buckets, layout, self._loss_scale(), device_sums, self._parameters.gradients_made, leads
-        )
+            buckets, layout, ranks, self._loss_scale(), device_sums,
+            self._parameters.gradients_made, leads,
+        )  # fmt: skip
         step.has_all = has_all
         if last is not None and self._goes_on(last, step):
             # NaN or Inf is still there, and the optimizer skips the whole step

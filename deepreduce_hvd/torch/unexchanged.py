@@ -58,7 +58,8 @@ class Unexchanged(StepListener):
 
         A parameter of two models has a slot in the compressor of each.
         """
-        for one in list(_all):
+        # mostly there is one, and this is called for each gradient
+        for one in (self,) if len(_all) == 1 else list(_all):
             for slot in slots:
                 one._made.pop(id(slot.parameter), None)
 
