@@ -21,7 +21,7 @@ import tempfile
 
 import numpy as np
 
-from deepreduce_hvd.terminal import show
+from deepreduce_hvd.terminal import reader_may_end, show
 
 _SIMD_LEVELS = ("scalar", "AVX2", "AVX-512")
 _PACKAGE = pathlib.Path(__file__).resolve().parent
@@ -391,7 +391,8 @@ def main(arguments=None):
         parser.error(f"unrecognized arguments: {' '.join(others)}{hint}")
     if not chosen.check:
         parser.error("expected one of --check, --build and --version, got none")
-    return _check()
+    with reader_may_end():
+        return _check()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from deepreduce_hvd.schedule.pictures import draw, write_trace
 from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.schedule.profile import Profile, least_density
 from deepreduce_hvd.schedule.rules import RULES, predict
+from deepreduce_hvd.terminal import reader_may_end
 
 #: units of step times, with their number per second
 _UNITS = (("seconds", 1.0), ("milliseconds", 1e3), ("microseconds", 1e6))
@@ -222,7 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     parsed = parser.parse_args(arguments)
     try:
-        _run(parsed)
+        with reader_may_end():
+            _run(parsed)
     except (InvalidArgumentError, OSError, UnicodeDecodeError) as error:
         parser.error(str(error))
     except RecursionError:
@@ -231,12 +233,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _expect_files_can_be_written(arguments: argparse.Namespace) -> None:
-    """Check, before anything is computed, that the files to write are in folders that exist."""
+    """Check, before anything is computed, that the files to write are in folders that exist.
+
+    Each must be another file, and none a profile that is read.
+    """
+    used = {pathlib.Path(path).resolve(): "the profile" for path in arguments.profile}
     for option in ("plot", "trace", "save"):
         path = getattr(arguments, option)
         if path is not None:
             good = pathlib.Path(path).parent.is_dir() and not pathlib.Path(path).is_dir()
             expect(good, f"--{option}", "a file in a folder that exists", path)
+            place = pathlib.Path(path).resolve()
+            other = used.setdefault(place, f"--{option}")
+            free = other == f"--{option}" or place.is_char_device()  # such as /dev/null
+            expect(free, f"--{option}", f"another file than {other}", path)
 
 
 def _expect_a_picture_can_be_drawn(path: str) -> None:

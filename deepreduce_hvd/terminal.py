@@ -1,6 +1,9 @@
-"""Text for a terminal, whatever its encoding is."""
+"""Text for a terminal, whatever its encoding is, or for a pipe that may end early."""
 
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
 
 
 def show(text: str) -> None:
@@ -10,3 +13,18 @@ def show(text: str) -> None:
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+@contextlib.contextmanager
+def reader_may_end() -> Iterator[None]:
+    """Exit with status 1, and without a message, if the reader of standard output has ended.
+
+    So ends ``head``, when it has read enough lines.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python itself flushes at its end, and would complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -264,6 +264,33 @@ def test_files_that_cannot_be_written(layers, tmp_path, capsys, option, name):
     assert message in printed.err
 
 
+@pytest.mark.parametrize("options", [["--save"], ["--trace"], ["--trace", "--save"]])
+def test_a_file_is_not_used_twice(layers, tmp_path, capsys, options):
+    """A profile that is read, or an earlier file, would be lost."""
+    path, other = layers, "the profile"
+    if len(options) == 2:
+        path, other = tmp_path / "written.json", options[0]
+    same = tmp_path / "folder" / ".." / path.name
+    same.parent.parent.mkdir()
+    with pytest.raises(SystemExit) as stop:
+        command.main([str(layers), *(word for one in options for word in (one, str(same)))])
+    message = f"{options[-1]}: expected another file than {other}, got {same}"
+    assert stop.value.code == 2 and message in capsys.readouterr().err
+    assert layers.read_text() == LAYERS
+    assert command.main([str(layers), "--trace", "/dev/null", "--save", "/dev/null"]) == 0
+
+
+@pytest.mark.parametrize("module", ["plan", "__main__"])
+def test_a_reader_that_ends_is_no_error(layers, module):
+    """As with ``| head -1``."""
+    words = {"plan": f"deepreduce_hvd.plan {layers}", "__main__": "deepreduce_hvd --check"}[module]
+    piped = f"set -o pipefail; {shlex.quote(sys.executable)} -u -m {words} | :; echo $?"
+    done = subprocess.run(
+        ["bash", "-c", piped], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "1\n" and not done.stderr, done.stderr
+
+
 def test_a_link_without_a_limit(tmp_path, capsys):
     table = Table(((1e3, 2e-3), (1e6, 1e-3)))
     profile = random_profile(1, 3)
