@@ -41,8 +41,14 @@ def expect_float(what: str, value: object, expected: str, fits: Callable[[float]
     return number
 
 
-def expect_unset(thing: object, name: str, value: object) -> None:
+def expect_unset(
+    thing: object, name: str, value: object, why: str = "codecs and their stages are immutable"
+) -> None:
     """Refuse to change an attribute, because messages and other ranks rely on its first value.
+
+    Args:
+        thing, name, value: the arguments of ``__setattr__``.
+        why: the reason, for the error message.
 
     Raises:
         InvalidArgumentError: ``thing`` has an attribute of this name.
@@ -50,8 +56,7 @@ def expect_unset(thing: object, name: str, value: object) -> None:
     if name in vars(thing):
         kind = type(thing).__name__
         raise InvalidArgumentError(
-            f"{kind}.{name}: expected no change, because codecs and their stages are immutable, "
-            f"got {value!r}; make a new {kind}"
+            f"{kind}.{name}: expected no change, because {why}, got {value!r}; make a new {kind}"
         )
 
 

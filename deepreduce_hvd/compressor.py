@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from deepreduce_hvd import backends, container, layers_plot
-from deepreduce_hvd.argument_checks import changed
+from deepreduce_hvd.argument_checks import changed, expect_unset
 from deepreduce_hvd.checkpoints.configuration import configuration_of
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Auto, Communicator, Transport
@@ -38,6 +38,11 @@ from deepreduce_hvd.validation import (
 
 #: default of ``Compressor(bucket_bytes=)``: 64 MiB
 DEFAULT_BUCKET_BYTES = 64 << 20
+#: attributes that cannot be assigned: nothing would follow, or only on some ranks
+_FIXED = frozenset((
+    "codec", "memory", "communicator", "density", "warmup_steps", "bucket_bytes", "schedule",
+    "threads", "dense_below", "seed", "process_set", "loss_scale",
+))  # fmt: skip
 _SHOWN_IF_CHANGED = (
     "density", "warmup_steps", "threads", "process_set", "loss_scale", "writer", "writer_interval"
 )  # fmt: skip
@@ -201,6 +206,11 @@ class Compressor:
         self.number = take_number(process_set_key(process_set))
         # the PyTorch or TensorFlow side of this compressor
         self.adapter = pkgutil.resolve_name(adapter_name)(self, named)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED:
+            expect_unset(self, name, value, "the settings of a compressor are fixed")
+        super().__setattr__(name, value)
 
     def _stages(self) -> tuple[Any, Any]:
         """Return what ranks compare of codecs and memories: one of each, or one per parameter."""

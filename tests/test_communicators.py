@@ -247,12 +247,26 @@ def test_gtopk_and_cltk_do_not_fill_in():
             lambda: dr.CLTK().check(dr.Codec(dr.Threshold(0)), dr.NoMemory()),
             "expected a memory with Threshold",
         ),
+        (
+            lambda: dr.CLTK().check(dr.Codec(dr.TopK(1.0)), dr.NoMemory()),
+            "expected a memory with TopK",
+        ),
+        (
+            lambda: dr.CLTK().check(dr.Codec(dr.ChunkTopK(chunk=1)), dr.NoMemory()),
+            "expected a memory with ChunkTopK",
+        ),
         (lambda: dr.SharedRandomK().check(dr.Codec(dr.TopK(0.1)), dr.Residual()), "RandomK"),
     ],
 )
 def test_settings_that_cannot_be(make, message):
     with pytest.raises(dr.InvalidArgumentError, match=message):
         make()
+
+
+@pytest.mark.parametrize("sparsifier", [dr.TopK(0.99), dr.ChunkTopK(0.5), dr.NoneSparsifier()])
+def test_cltk_needs_no_memory_for_a_part_or_for_zeros(sparsifier):
+    dr.CLTK().check(dr.Codec(sparsifier), dr.NoMemory())
+    dr.CLTK().check(dr.Codec(dr.TopK(1.0)), dr.Residual())
 
 
 @pytest.mark.parametrize("value", [dr.LloydMax(bits=1), dr.LloydMax(bits=2)], ids=repr)

@@ -10,6 +10,7 @@ from own_stages import OwnResidual, Three
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.simulator import Simulator
+from deepreduce_hvd.communicators.sparse_sum import SparseSum, merged
 from deepreduce_hvd.communicators.sums import CompleteSum
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.planning.layout import ratio_of
@@ -233,6 +234,85 @@ class Returns(dr.Communicator):
     def exchange(self, bucket, channel):
         yield channel.allgather(bucket.encode())
         return self.what
+
+
+class Reduces(dr.Communicator):
+    """Adds gradients in an allreduce, and makes the result in a way of its own."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def exchange(self, bucket, channel):
+        own = bucket.select()
+        dense = np.zeros(bucket.d, np.float32)
+        dense[own.indices] = own.values
+        total = yield channel.allreduce(dense)
+        return CompleteSum(bucket, self.make(total))
+
+
+def _at_nonzero(total, shift=0, kind=np.uint32, order=1, dtype=np.float32):
+    places = np.flatnonzero(total)
+    return SparseSum((places[::order] + shift).astype(kind), total[places].astype(dtype)[::order])
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda total: SparseSum(values=total), r"values: .* shape \(0,\), one number for each"),
+        (lambda total: _at_nonzero(total, shift=total.size), "uint32 indices below 300"),
+        (lambda total: _at_nonzero(total, kind=np.int64), "expected ascending distinct uint32"),
+        (lambda total: _at_nonzero(total, order=-1), "expected ascending distinct uint32"),
+        (lambda total: _at_nonzero(total, dtype=np.float64), "values: expected a float32 array"),
+    ],
+)
+def test_sums_that_are_no_sparse_tensors_are_refused(make, message):
+    """Their elements would be lost, or come to other places, in silence."""
+    with pytest.raises(InvalidArgumentError, match=message):
+        exchanged(Reduces(make), dr.Codec(dr.TopK(0.1)), dr.Residual())
+    exchanged(Reduces(_at_nonzero), dr.Codec(dr.TopK(0.1)), dr.Residual())
+
+
+class Gathers(dr.Communicator):
+    """Adds the messages of all ranks as an allgather returns them, one after another."""
+
+    def exchange(self, bucket, channel):
+        gathered = yield channel.allgather(bucket.code(bucket.select(), 0, channel.rank))
+        return CompleteSum(bucket, merged([gathered], bucket.d, channel.rank))
+
+
+@pytest.mark.parametrize("codec", [dr.Codec(dr.TopK(0.1)), dr.Codec(dr.NoneSparsifier())])
+def test_gathered_messages_are_added(codec):
+    totals = exchanged(Gathers(), codec, dr.Residual())
+    expected = exchanged(dr.RecursiveDoubling(), codec, dr.Residual())
+    for one, other in zip(totals, expected):
+        sums = np.zeros((2, 300), np.float32)
+        one.add_to(0, sums[0], 1.0)
+        other.add_to(0, sums[1], 1.0)
+        np.testing.assert_allclose(sums[0], sums[1], rtol=1e-6, atol=1e-6)
+
+
+class Adaptive(dr.Sparsifier):
+    """Selects as many elements as have half of the energy, which differs between ranks."""
+
+    def __init__(self):
+        self.k = 5
+
+    def select(self, accumulated, key, step=0):
+        order = np.argsort(-np.abs(accumulated), kind="stable")
+        energy = np.cumsum(np.square(accumulated[order], dtype=np.float64))
+        self.k = int(np.searchsorted(energy, energy[-1] / 2)) + 1
+        return np.sort(order[: self.k]).astype(np.uint32)
+
+    def most_selected(self, d, step=0):
+        return min(d, self.k)
+
+
+@pytest.mark.parametrize("form", ["butterfly", "tree"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gtopk_refuses_a_count_that_depends_on_the_gradient(form, ranks):
+    """Each rank would keep its own number of elements, and the sums would differ."""
+    with pytest.raises((InvalidArgumentError, PeerFailedError), match="depends on d and step only"):
+        exchanged(dr.GTopK(form), dr.Codec(Adaptive()), dr.Residual(), ranks)
 
 
 class Adds(dr.Communicator):

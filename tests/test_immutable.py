@@ -39,3 +39,26 @@ def test_a_stage_of_ones_own_may_change():
     for _ in range(2):
         codec.encode(np.ones(4, np.float32))
     assert sparsifier.calls == 2
+
+
+SETTINGS = {
+    "codec": "fp16", "memory": dr.NoMemory(), "communicator": dr.GTopK(), "density": 0.1,
+    "warmup_steps": 1, "bucket_bytes": 0, "schedule": "auto", "threads": 0, "dense_below": 9,
+    "seed": 4, "process_set": None, "loss_scale": lambda: 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_a_compressor_are_fixed(name):
+    """Nothing would follow most of them, and a rank alone another communicator."""
+    hvd = pytest.importorskip("horovod.torch")
+    torch = pytest.importorskip("torch")
+    hvd.init()
+    compressor = dr.Compressor(parameters=[("weight", torch.nn.Parameter(torch.zeros(4000)))])
+    with pytest.raises(
+        dr.InvalidArgumentError,
+        match=rf"Compressor\.{name}: .* fixed, got .*; make a new Compressor",
+    ):
+        setattr(compressor, name, SETTINGS[name])
+    compressor.writer_interval = 7
+    assert compressor.writer_interval == 7

@@ -242,5 +242,6 @@ class ClosedAdapter:
             "Compressor: expected one that is not closed, got one after close(); create another one"
             " and give it to the optimizer, tape or model. If you have done so, an older"
             " hvd.DistributedOptimizer of the same parameters still has the closed one: before you"
-            " create the new optimizer, delete the old one and call gc.collect()"
+            " create the new optimizer, delete the old one and the last loss, whose graph refers to"
+            " it, and call gc.collect()"
         )

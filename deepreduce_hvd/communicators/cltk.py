@@ -13,9 +13,21 @@ from deepreduce_hvd.communicators.exchange import Channel
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, merged
 from deepreduce_hvd.communicators.sums import BucketSum, CompleteSum
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.stages.base import Memory
-from deepreduce_hvd.stages.sparsifiers import Threshold
+from deepreduce_hvd.stages.base import Memory, Sparsifier
+from deepreduce_hvd.stages.sparsifiers import ChunkTopK, Threshold, TopK
 from deepreduce_hvd.stages.value_codecs import Deflate
+
+#: elements of a tensor for which a share below 1 leaves out at least one
+_MANY = 2**31 - 1
+
+
+def _keeps_all_nonzero(sparsifier: Sparsifier) -> bool:
+    """Return whether a sparsifier selects all elements of any tensor but zeros."""
+    if isinstance(sparsifier, Threshold):
+        return sparsifier.keeps_all
+    if not isinstance(sparsifier, (TopK, ChunkTopK)):
+        return False
+    return sparsifier.most_selected(_MANY, sparsifier.schedule_steps) == _MANY
 
 
 class CLTK(Communicator):
@@ -29,16 +41,16 @@ class CLTK(Communicator):
     The indices are encoded with the index codec of the :class:`Codec`, which can be lossy. Values
     are sent as float32 in Horovod's allreduce, so the value codec is not used. CLTK was designed
     for :class:`ChunkTopK` and, with large batches, :class:`LowPass`. It works with all sparsifiers
-    and memories, except ``Threshold(0)`` without a memory: what only other ranks than the leader
-    have would be lost.
+    and memories, except ``Threshold(0)``, ``TopK(1.0)`` and ``ChunkTopK(1.0)`` without a memory:
+    they keep all non-zero elements, so those that only other ranks than the leader have would be
+    lost.
     """
 
     def check(self, codec: Codec, memory: Memory) -> None:
-        sparsifier = codec.sparsifier
-        if isinstance(sparsifier, Threshold) and sparsifier.keeps_all and not memory.state:
+        if _keeps_all_nonzero(codec.sparsifier) and not memory.state:
             raise InvalidArgumentError(
-                f"CLTK: expected a memory with {sparsifier!r}, because only elements that are not"
-                f" zero on the leader are sent, got {memory!r}; use Allgather"
+                f"CLTK: expected a memory with {codec.sparsifier!r}, because only elements that are"
+                f" not zero on the leader are sent, got {memory!r}; use Allgather"
             )
 
     def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:

@@ -12,7 +12,7 @@ from deepreduce_hvd.communicators.sparse_sum import SparseSum
 from deepreduce_hvd.communicators.sums import BucketSum
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.numpy_backend import keep_largest_numpy
-from deepreduce_hvd.stages.base import Memory
+from deepreduce_hvd.stages.base import Memory, is_built_in
 
 
 def keep_largest(total, k):
@@ -60,9 +60,23 @@ class GTopK(Communicator):
             )
 
     def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
-        k = sum(
-            bucket.codec.sparsifier.most_selected(member.d, bucket.step)
-            for member in bucket.members
-        )
+        k = _most_selected(bucket)
+
+        def trim(total):
+            sparsifier = bucket.codec.sparsifier
+            if not is_built_in(sparsifier) and (now := _most_selected(bucket)) != k:
+                raise InvalidArgumentError(
+                    f"{type(sparsifier).__name__}.most_selected: expected a number that depends on"
+                    " d and step only, so that all ranks keep as many elements, got"
+                    f" {k} before select and {now} after it"
+                )
+            return keep_largest(total, k)
+
         form = {"butterfly": butterfly, "tree": tree}[self.form]
-        return (yield from form(bucket, channel, lambda total: keep_largest(total, k)))
+        return (yield from form(bucket, channel, trim))
+
+
+def _most_selected(bucket):
+    """Return how many elements the sparsifier selects at most from all members of a bucket."""
+    sparsifier = bucket.codec.sparsifier
+    return sum(sparsifier.most_selected(member.d, bucket.step) for member in bucket.members)

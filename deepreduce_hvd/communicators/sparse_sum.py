@@ -85,7 +85,8 @@ def merged(messages: Sequence[np.ndarray], d: int, rank: int) -> SparseSum:
     """Decode messages and add them up in the given order.
 
     Args:
-        messages: a list of (n,) uint8 arrays, as :meth:`Bucket.code` returns them.
+        messages: a list of (n,) uint8 arrays, as :meth:`Bucket.code` returns them. An array may
+            have several messages, one after another, as an allgather returns them.
         d: the number of elements of the tensor.
         rank: the rank that adds them, for error messages.
 
@@ -102,7 +103,12 @@ def merged(messages: Sequence[np.ndarray], d: int, rank: int) -> SparseSum:
             return SparseSum(non_finite=True)
         if not messages:
             return SparseSum()
-        indices, values = decode_sum_sparse(messages, d)
+        payloads = [
+            payload
+            for message, one in zip(messages, read)
+            for payload in np.split(message, one.bounds[1:-1])
+        ]
+        indices, values = decode_sum_sparse(payloads, d)
     except Exception as error:  # tell the other ranks, or they would wait
         return failed(rank, error)
     # a sum that overflows float32 is as void as a gradient with NaN or Inf

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from deepreduce_hvd.arrays import describe
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.bucket import Bucket
 from deepreduce_hvd.communicators.sparse_sum import SparseSum
-from deepreduce_hvd.errors import CorruptPayloadError, PeerFailedError
+from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.native import core as _native
 from deepreduce_hvd.numpy_backend import add_payloads, add_sparse_numpy, decode_sum_sparse
+from deepreduce_hvd.stages.calls import expect_ascending
 
 
 class BucketSum:
@@ -186,6 +188,8 @@ class CompleteSum(BucketSum):
 
     Raises:
         PeerFailedError: ``sparse_sum`` is a failure.
+        InvalidArgumentError: its indices are not ascending, distinct uint32 numbers below the
+            bucket's ``d``, or its values are not one float32 number for each of them.
     """
 
     def __init__(self, bucket: Bucket, sparse_sum: SparseSum) -> None:
@@ -194,6 +198,8 @@ class CompleteSum(BucketSum):
                 (member.failure for member in bucket.members if member.failure is not None), None
             )
             raise PeerFailedError(f"parameter {bucket.name}: {sparse_sum.failure}") from failure
+        if not sparse_sum.non_finite:
+            _expect_tensor(sparse_sum, bucket.d)
         self._offsets = bucket.offsets
         self._cuts = bucket.cuts(sparse_sum.indices)
         self.sparse_sum = sparse_sum
@@ -222,3 +228,15 @@ class CompleteSum(BucketSum):
         scaled = np.zeros(values.size, dtype=np.float32)
         add_sparse_numpy(np.arange(values.size, dtype=np.uint32), values, scaled, scale)
         return indices - np.uint32(start), scaled
+
+
+def _expect_tensor(total: SparseSum, d: int) -> None:
+    """Check the sum of a communicator, which may be the user's: others would be lost in silence."""
+    expect_ascending("CompleteSum indices", total.indices, d)
+    values = total.values
+    good = isinstance(values, np.ndarray) and values.dtype == np.float32
+    if not good or values.shape != total.indices.shape:
+        raise InvalidArgumentError(
+            f"CompleteSum values: expected a float32 array of shape {total.indices.shape}, one"
+            f" number for each index, got {describe(values)}"
+        )

@@ -108,7 +108,8 @@ class Sparsifier(Stage):
     def most_selected(self, d: int, step: int = 0) -> int | None:
         """Return the largest number of elements that :meth:`select` can select.
 
-        :class:`GTopK` needs this number.
+        :class:`GTopK` needs this number, and keeps as many of each sum. So it depends on ``d`` and
+        ``step`` only, and is the same on all ranks.
 
         Args:
             d: the number of elements of the tensor.
