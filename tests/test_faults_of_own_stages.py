@@ -323,9 +323,23 @@ class Adds(dr.Communicator):
         return CompleteSum(bucket, total)
 
 
+class Yields(dr.Communicator):
+    """Yields something that is no handle."""
+
+    def __init__(self, what=None):
+        self.what = what
+
+    def exchange(self, bucket, channel):
+        yield self.what
+        return bucket
+
+
 @pytest.mark.parametrize(
     "communicator, message",
     [
+        (Yields(), "Yields.exchange: expected it to yield a handle, .* got NoneType"),
+        (Yields(3), "Yields.exchange: expected it to yield a handle, .* got int"),
+        (Yields(SparseSum()), "Yields.exchange: expected it to yield a handle, .* got SparseSum"),
         (Returns(), "Returns.exchange: expected it to return a BucketSum, got NoneType"),
         (Returns(3), "Returns.exchange: expected it to return a BucketSum, got int"),
         (Adds(), r"allreduce: expected an \(n,\) float32 NumPy array, got .*float64"),

@@ -14,11 +14,14 @@ from deepreduce_hvd.arrays import describe
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.base import Communicator, Transport
 from deepreduce_hvd.communicators.bucket import Bucket
+from deepreduce_hvd.communicators.sparse_sum import SparseSum
 from deepreduce_hvd.communicators.sums import BucketSum
 from deepreduce_hvd.errors import InvalidArgumentError
 
 #: How many gradients of an exchange a message names.
 _NAMES_SHOWN = 3
+#: what is never a handle; on TensorFlow, handles are arrays and lists of arrays
+_NO_HANDLES = (type(None), int, float, str, bytes, dict, np.generic, SparseSum)
 
 
 class Channel:
@@ -197,7 +200,8 @@ def steps_of(
         The sum.
 
     Raises:
-        InvalidArgumentError: ``exchange`` is not a generator, or returns something else.
+        InvalidArgumentError: ``exchange`` is not a generator, yields something that is no handle,
+            or returns something that is no sum.
     """
     steps = communicator.exchange(bucket, channel)
     name = f"{type(communicator).__name__}.exchange"
@@ -206,7 +210,19 @@ def steps_of(
             f"{name}: expected a generator, which yields the handles of its collectives, got a"
             f" method that returned {type(steps).__name__}"
         )
-    total = yield from steps
+    value = None
+    while True:
+        try:
+            handle = steps.send(value)
+        except StopIteration as stop:
+            total = stop.value
+            break
+        if isinstance(handle, _NO_HANDLES):
+            raise InvalidArgumentError(
+                f"{name}: expected it to yield a handle, as the methods of its channel return, got"
+                f" {type(handle).__name__}"
+            )
+        value = yield handle
     if not isinstance(total, BucketSum):
         raise InvalidArgumentError(
             f"{name}: expected it to return a BucketSum, got {type(total).__name__}"
