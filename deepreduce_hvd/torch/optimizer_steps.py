@@ -10,6 +10,12 @@ from deepreduce_hvd.torch.optimizer_buckets import Flight, OptimizerBuckets, Sep
 from deepreduce_hvd.torch.unknown_scale import expect_synchronized
 from deepreduce_hvd.validation import expect_loss_scale
 
+_TWICE = (
+    "parameter {}: expected one hvd.DistributedOptimizer to exchange its gradient, got two; if you"
+    " have replaced an optimizer, before you create the new one delete the old one and the last"
+    " loss, whose graph refers to it, and call gc.collect()"
+)
+
 
 class OptimizerStep:
     """State of one step of one optimizer.
@@ -139,6 +145,11 @@ class OptimizerStep:
         """Whether all results have been returned."""
         return self.delivering and self._left == 0
 
+    @property
+    def in_progress(self):
+        """Whether it is an optimizer's, and results are still to come."""
+        return self.owned and not self.complete and not self.closed
+
     def hand_over(self, slot, flight=None):
         """Count a returned result.
 
@@ -191,8 +202,17 @@ class OptimizerSteps:
         Args:
             owner: the gradient's optimizer, or :data:`DIRECT` for gradients without one.
             slot: slot of the gradient's parameter.
+
+        Raises:
+            InvalidArgumentError: another optimizer exchanges the same gradient.
         """
         last = self._last.get(owner)
+        other = slot.last_step
+        if (
+            not (other is None or other is last or slot.made or owner is DIRECT)
+            and other.in_progress  # its hook has taken what backward has made
+        ):
+            raise InvalidArgumentError(_TWICE.format(slot.name))
         if last is None or last.ends_before(slot, self._parameters.gradients_made):
             return None
         return last
@@ -214,9 +234,7 @@ class OptimizerSteps:
 
     def any_in_progress(self):
         """Return whether results of an optimizer's step are still to come."""
-        return any(
-            step.owned and not step.complete and not step.closed for step in self._last.values()
-        )
+        return any(step.in_progress for step in self._last.values())
 
     def expect_none_in_progress(self):
         """Raise InvalidArgumentError if results of an optimizer's step are still to come."""

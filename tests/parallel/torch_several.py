@@ -3,6 +3,7 @@
 Runs on stock Horovod with PyTorch. Started by test_torch_several.py under horovodrun.
 """
 
+import gc
 import resource
 import sys
 import threading
@@ -13,8 +14,9 @@ import torch_commits
 import torch_direct
 import torch_loss_scale
 import torch_programs
+from scenario_runner import refused
 from torch_gradients_tools import expect, loss_of, named, residual, run_reporting
-from torch_tools import assert_equal_everywhere, distributed
+from torch_tools import assert_equal_everywhere, batch, distributed, model
 
 import deepreduce_hvd as dr
 
@@ -146,6 +148,30 @@ def scenario_every_parameter_travels_its_own_way(directory):
     expect(paths == ["dense", "fp16", "compressed", "compressed"], "paths are", paths)
     sent = [stats[name]["sent_bytes"] for name in shapes]
     expect(sent[:2] == [4800, 2400], "sent bytes are", sent)
+
+
+def scenario_an_optimizer_that_was_replaced_but_is_alive_is_named(directory):
+    """The graph of the last loss keeps its hooks, which would exchange each gradient once more."""
+    network = model()
+    network[0].requires_grad_(False)
+    optimizer, compressor = distributed(network)
+    for step in range(2):
+        loss = network(batch(step)).square().mean()
+        network.zero_grad()
+        loss.backward()
+        optimizer.step()
+    network[0].requires_grad_(True)
+    del optimizer
+    gc.collect()
+    replaced = hvd.DistributedOptimizer(
+        torch.optim.SGD(network.parameters(), lr=0.1),
+        named_parameters=network.named_parameters(),
+        compression=compressor,
+    )
+    loss = network(batch(2)).square().mean()
+    with refused(r"4\.\w+: expected one hvd.DistributedOptimizer .* got two; .* the last loss"):
+        loss.backward()
+    del replaced
 
 
 def scenario_a_parameter_under_two_names_has_one_memory(directory):
