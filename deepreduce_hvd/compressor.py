@@ -115,7 +115,7 @@ class Compressor:
     bucket_bytes, dense_below, seed, whether ``loss_scale`` is given, the names and shapes of the
     parameters, and on PyTorch which of them are frozen. Ranks compare them in the first step,
     before any other message. If they differ, all ranks raise an InvalidArgumentError that names the
-    difference.
+    difference. No setting but the writer can be changed later: create another compressor.
 
     Raises:
         InvalidArgumentError: parameters without names, duplicate names, a wrong type or value, or
@@ -145,8 +145,11 @@ class Compressor:
         #: as given; None for the default
         self.codec = codec
         self.memory = policies.default_memory(codec) if memory is None else memory
-        scheme = Auto() if communicator == "auto" else communicator
-        self.communicator = cast(Communicator, Allgather() if scheme is None else scheme)
+        if isinstance(communicator, str) and communicator == "auto":
+            communicator = Auto()
+        self.communicator = cast(
+            Communicator, Allgather() if communicator is None else communicator
+        )
         policies.expect_choice("codec", codec)
         policies.expect_choice("memory", memory)
         expect_communicator(self.communicator)

@@ -186,3 +186,11 @@ def test_a_list_in_place_of_a_name_is_refused():
     settings = {"compressor": "SKCompressCPU", "sparsifier": ["topk"], "num_quantiles": 9}
     with pytest.raises(dr.InvalidArgumentError, match=r"expected one of topk, .*, got \['topk'\]"):
         dr.from_params({**settings, "communicator": "allgather"}, parameters=[])
+
+
+@pytest.mark.parametrize("array", [np.zeros(3), torch.zeros(3)], ids=["NumPy", "PyTorch"])
+@pytest.mark.parametrize("name", ["codec", "memory", "communicator", "schedule"])
+def test_an_array_in_place_of_a_setting_is_named(name, array):
+    parameters = [("weight", torch.nn.Parameter(torch.zeros(4000)))]
+    with pytest.raises(dr.InvalidArgumentError, match=f"Compressor {name}: expected"):
+        dr.Compressor(parameters=parameters, **{name: array})

@@ -261,7 +261,9 @@ def expect_schedule(schedule, policies, communicator):
     """
     if schedule is None:
         return
-    if schedule != "auto" and not isinstance(schedule, Plan):
+    # the comparison of an array has no single truth value
+    is_auto = isinstance(schedule, str) and schedule == "auto"
+    if not (is_auto or isinstance(schedule, Plan)):
         is_path = isinstance(schedule, os.PathLike) or str(schedule).endswith(".json")
         hint = f"; write schedule=dr.schedule.Plan.load({str(schedule)!r})" if is_path else ""
         raise InvalidArgumentError(
@@ -277,7 +279,7 @@ def expect_schedule(schedule, policies, communicator):
             " of each message"
         )
     compressed = set(in_plans(policies).values())
-    if schedule == "auto" and compressed:
+    if is_auto and compressed:
         codecs = {policy.codec for policy in compressed if policy.codec is not None}
         if len(compressed) > 1 or ratio_of(next(iter(codecs))) is None:
             raise InvalidArgumentError(
