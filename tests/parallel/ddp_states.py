@@ -198,6 +198,10 @@ def _refused_options_of_ddp():
             param_to_hook_all_reduce=network.first.weight,
         ),
     )
+    skips = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    assert_refused(
+        "expected skip_all_reduce_unused_params=False", lambda: register(network, **skips)
+    )
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
         assert_refused("expected DDP's own reducer", lambda: register(Network()))
     model = DistributedDataParallel(Network())

@@ -92,6 +92,12 @@ def _check(compressor, model):
             "register: expected no delay_all_reduce_named_params=, whose gradients DDP averages"
             f" without a hook, got {len(model._delay_all_reduce_params)} parameters; leave it out"
         )
+    if getattr(model, "skip_all_reduce_unused_params", False):  # PyTorch 2.6 may not have it
+        raise InvalidArgumentError(
+            "register: expected skip_all_reduce_unused_params=False, got True: DDP then calls no"
+            " hook for a bucket whose parameters are all unused, so the compressor would not see"
+            " where a backward pass begins and ends, and would lose gradients; leave it out"
+        )
     _check_parameters(compressor.adapter, model)
 
 
