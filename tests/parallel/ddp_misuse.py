@@ -10,7 +10,7 @@ import warnings
 import torch
 import torch.distributed as dist
 from ddp_tools import Network, distributed, loss_of, warnings_of_two_steps
-from scenario_runner import texts_of_warnings
+from scenario_runner import refused, texts_of_warnings
 from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
@@ -212,6 +212,21 @@ def scenario_parameters_outside_of_the_ddp_model_are_named(directory):
     (text,) = texts_of_warnings(lambda: compressor.register(model))
     assert "not in the DDP model: convolution.weight" in text and "last.weight" in text, text
     assert "first.weight" not in text, text
+
+
+def scenario_a_warning_that_is_an_error_leaves_a_registered_compressor(directory):
+    network = Network()
+    model = DistributedDataParallel(network.first)
+    compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with refused("not in the DDP model"):
+            compressor.register(model)
+    optimizer = torch.optim.SGD(network.first.parameters(), lr=0.1)
+    rows = torch.randn(4, network.first.in_features) + dist.get_rank()
+    assert _warned([optimizer], lambda: model(rows).pow(2).sum().backward()) == []
+    assert compressor.stats()["first.weight"]["steps"] == 1
+    assert _is_equal_everywhere(network)
 
 
 def scenario_every_optimizer_with_momentum_is_named(directory):

@@ -34,6 +34,7 @@ def register(compressor, model):
         earlier[0].compressor = compressor
     else:
         model.register_comm_hook(HookState(compressor), compress_bucket)
+    adapter.warn_of_others(model)  # at the end, as the program may turn warnings into errors
 
 
 class HookState:
@@ -193,9 +194,8 @@ class DdpAdapter(DistributedAdapter):
             may_stay=lambda slot: model() is None or id(slot.parameter) not in in_model,
             added=lambda _, free: _added_to(model(), free),
         )  # fmt: skip
-        self._warn_of_others(model())
 
-    def _warn_of_others(self, model):
+    def warn_of_others(self, model):
         """Warn of trained parameters that the DDP model neither averages nor was told to ignore."""
         inside = dict(model.module.named_parameters(remove_duplicate=False))
         ignored = {id(inside[name]) for name in model.parameters_to_ignore if name in inside}
