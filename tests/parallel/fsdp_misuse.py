@@ -88,6 +88,40 @@ def scenario_layers_that_are_added_after_register_are_named(directory):
     compressor.close()
 
 
+def scenario_plain_layers_that_are_added_after_register_are_named(directory):
+    """Random programs: ignored parameters, layers that are added, optimizers of some parameters."""
+    outcomes = set()
+    for seed in range(16):
+        draw = random.Random(seed)
+        mesh = meshes(draw.choice((1, 2, 2, 4)))
+        network = Network()
+        ignored = set(network.branch.parameters()) if draw.random() < 0.5 else set()
+        shard(network, mesh["ranks"], draw.choice((LAYERS, WHOLE)), ignored_params=ignored)
+        compressor = dr.Compressor(
+            parameters=[pair for pair in network.named_parameters() if pair[1] not in ignored],
+            dense_below=200,
+        )
+        compressor.register(network, mesh["hosts"])
+        first = list(network.parameters())
+        assert _warned(network, [torch.optim.SGD(first, lr=0.01)]) == []
+        way = draw.choice(("layer", "parameter", "none"))
+        if way == "layer":
+            network.last = torch.nn.Sequential(network.last, torch.nn.Linear(3, 3))
+        elif way == "parameter":
+            network.last.gain = torch.nn.Parameter(torch.ones(3))
+            network.last.register_forward_hook(lambda layer, inputs, output: output * layer.gain)
+        steps = draw.random() < 0.7  # whether an optimizer steps what was added
+        owned = list(network.parameters()) if steps else first
+        texts = _warned(network, [torch.optim.SGD(owned, lr=0.01)])
+        named = way != "none" and steps and mesh["hosts"].size() > 1
+        assert len(texts) == named, (seed, way, texts)
+        names = {"layer": "of last.1.weight, last.1.bias that", "parameter": "of last.gain that"}
+        assert not named or names[way] in texts[0], (seed, texts)
+        outcomes.add((way, named, bool(ignored)))
+        compressor.close()
+    assert len(outcomes) > 5, outcomes
+
+
 def scenario_parameters_that_are_replaced_after_register_are_refused(directory):
     mesh = meshes(2)
     network = Network()

@@ -8,6 +8,7 @@ PyTorch's own hybrid sharding calls the hook after its all-reduce, so it is not 
 
 import functools
 import json
+import weakref
 
 import numpy as np
 import torch
@@ -51,10 +52,11 @@ def register(compressor, model, mesh):
         )
     found = modules_and_groups(model)
     _check_meshes(mesh, found)
-    _check_parameters(compressor.adapter.slots, [group for _, group in found])
+    groups = [group for _, group in found]
+    _check_parameters(compressor.adapter.slots, groups)
     ranks = found[0][1].mesh_info.shard_process_group
     whole = compressor.adapter.slots
-    adapter = FsdpAdapter(compressor, [group for _, group in found], mesh.get_group(), ranks)
+    adapter = FsdpAdapter(compressor, model, groups, mesh.get_group(), ranks)
     adapter.attach()
     for name, slot in adapter.slots.items():
         whole[name].successor = slot  # optimizers that were prepared before look at it
@@ -187,6 +189,7 @@ class FsdpAdapter(DistributedAdapter):
 
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
+        model: the module that is registered.
         groups: PyTorch's parameter groups.
         hosts: process group of the ranks that have the same shard.
         ranks: process group of the ranks of this host.
@@ -198,8 +201,9 @@ class FsdpAdapter(DistributedAdapter):
         discards: the :class:`~deepreduce_hvd.torch.discards.Discards` of its parameters, or None.
     """
 
-    def __init__(self, compressor, groups, hosts, ranks):
+    def __init__(self, compressor, model, groups, hosts, ranks):
         self.discards = None
+        self._model = weakref.ref(model)
         whole = compressor.adapter.slots
         by_parameter = {id(slot.parameter): slot for slot in whole.values()}
         self.groups = [ParameterGroup(group, by_parameter) for group in groups]
@@ -212,7 +216,9 @@ class FsdpAdapter(DistributedAdapter):
     def attach(self):
         super().attach()
         groups = [group.of_pytorch for group in self.groups]
-        self._unexchanged = UnexchangedShards(groups, self.ranks.ranks, self.transport.size)
+        self._unexchanged = UnexchangedShards(
+            self._model, groups, self.ranks.ranks, self.transport.size
+        )
 
     @property
     def speaks(self):

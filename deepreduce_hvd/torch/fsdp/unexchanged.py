@@ -20,15 +20,24 @@ _named: weakref.WeakSet = weakref.WeakSet()  # optimizers that a warning was abo
 class UnexchangedShards(StepListener):
     """Warns once about such gradients, after a step of an optimizer.
 
+    Plain parameters that the model has when this is created count as those of ``ignored_params=``,
+    which PyTorch does not keep. The program averages their gradients itself.
+
     Args:
+        model: weak reference to the module that is registered.
         groups: PyTorch's parameter groups that are registered.
         ranks: global numbers of the ranks of this host, between which the parameters are sharded.
         hosts: the number of hosts.
     """
 
-    def __init__(self, groups, ranks, hosts):
+    def __init__(self, model, groups, ranks, hosts):
         super().__init__()
+        self._model = model
         self._groups = groups
+        infos = [part._module_info for group in groups for part in group.fsdp_params]
+        # after a forward pass, the module may have whole tensors in place of shards
+        managed = {id(getattr(info.module, info.param_name)) for info in infos}
+        self._ignored = {id(one) for one in model().parameters()} - managed
         self._ranks = list(ranks)
         self._hosts = hosts
         self._has_warned = False
@@ -51,14 +60,15 @@ class UnexchangedShards(StepListener):
             for j, parameter in enumerate(group["params"])
             if id(parameter) not in known and self._is_sharded_here(parameter)
         ]
+        names += self._added(optimizer)
         if names:
             self._has_warned = True
             _named.add(optimizer)
             warn(
                 f"the optimizer has used a gradient of {some_of(names)} that the hosts did not"
-                " exchange, so their models differ from now on. register must get the module that"
-                " has all sharded parameters, when all its layers are there, and before the first"
-                " backward pass (docs/tutorial-fsdp.md)"
+                " exchange. Unless all ranks have made the same one, their models differ from now"
+                " on. register must get the module that has all sharded parameters, when all its"
+                " layers are there, and before the first backward pass (docs/tutorial-fsdp.md)"
             )
 
     def _is_sharded_here(self, parameter):
@@ -68,3 +78,26 @@ class UnexchangedShards(StepListener):
             return False
         ranks = dist.get_process_group_ranks(gradient.device_mesh.get_group())
         return ranks == self._ranks and bool(gradient.to_local().any())
+
+    def _added(self, optimizer):
+        """Return the names of the plain parameters that have come into the model too late."""
+        plain = {
+            id(one)
+            for group in optimizer.param_groups
+            for one in group["params"]
+            if id(one) not in self._ignored and _is_plain(one.grad)
+        }
+        model = self._model() if plain else None
+        return [
+            name
+            for name, one in (() if model is None else model.named_parameters())
+            if id(one) in plain and _has_values(one.grad)
+        ]
+
+
+def _is_plain(gradient):
+    return gradient is not None and not isinstance(gradient, DTensor)
+
+
+def _has_values(gradient):
+    return bool((gradient._values() if gradient.is_sparse else gradient).any())
