@@ -12,7 +12,9 @@ import torch.distributed as dist
 from ddp_tools import Network, discarding_program
 from fsdp_tools import LAYERS, WHOLE, loss_of, meshes, shard, sharded
 from scenario_runner import refused
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import deepreduce_hvd as dr
 
@@ -120,6 +122,28 @@ def scenario_plain_layers_that_are_added_after_register_are_named(directory):
         outcomes.add((way, named, bool(ignored)))
         compressor.close()
     assert len(outcomes) > 5, outcomes
+
+
+def scenario_pipeline_stages_are_refused(directory):
+    """Two stages on two hosts each. PyTorch reduces gradients after the backward passes."""
+    mesh = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("stages", "hosts", "ranks"))
+    stage = mesh.get_local_rank("stages")
+    network = torch.nn.Sequential(torch.nn.Linear(20, 20), torch.nn.Tanh())
+    fully_shard(network, mesh=mesh["ranks"])
+    compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=50)
+    compressor.register(network, mesh["hosts"])
+    group = mesh["stages"].get_group()
+    pipeline = ScheduleGPipe(
+        PipelineStage(network, stage, 2, torch.device("cpu"), group=group),
+        n_microbatches=2,
+        loss_fn=torch.nn.functional.mse_loss,
+    )
+    with refused("expected gradients that are reduced in a backward pass.* PipelineStage"):
+        if stage == 0:
+            pipeline.step(torch.randn(4, 20))
+        else:
+            pipeline.step(target=torch.zeros(4, 20))
+    compressor.close()
 
 
 def scenario_parameters_that_are_replaced_after_register_are_refused(directory):

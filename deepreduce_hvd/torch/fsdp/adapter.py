@@ -266,6 +266,12 @@ class FsdpAdapter(DistributedAdapter):
             buffer: (n,) tensor.
         """
         task = torch._C._current_graph_task_id()
+        if task == -1:
+            raise InvalidArgumentError(
+                "fully_shard: expected gradients that are reduced in a backward pass, got some that"
+                " are reduced after it, as PipelineStage of torch.distributed.pipelining does;"
+                " pipeline parallelism is not supported"
+            )
         backward_pass = self._pass
         if backward_pass is None or backward_pass.task != task:
             backward_pass = self._begin(task)
