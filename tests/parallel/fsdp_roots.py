@@ -11,7 +11,7 @@ from ddp_tools import CODEC, Network, assert_refused
 from fsdp_states import force_sums, sum_of_residuals
 from fsdp_tools import loss_of, meshes, shard, sharded
 from torch.distributed.checkpoint import state_dict
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.torch.ddp.buckets import BucketJob
@@ -78,6 +78,28 @@ def scenario_empty_shards_resume_with_a_loss_scale(directory):
         states = [None] * dist.get_world_size()
         dist.all_gather_object(states, compressor.state_dict())
         assert {row["steps"] for row in compressor.stats().values()} == {turn + 1}
+
+
+def scenario_whole_parameters_after_a_forward_pass_are_refused(directory):
+    """PyTorch keeps those of the root, and of layers with reshard_after_forward=False."""
+    mesh = meshes(2)
+    for options in ({}, {"reshard_after_forward": False}):
+        network = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Linear(30, 40))
+        fully_shard(network[0], mesh=mesh["ranks"], **options)
+        fully_shard(network, mesh=mesh["ranks"])
+        with torch.no_grad():
+            network(torch.randn(2, 20))
+        whole = dr.Compressor(parameters=network.named_parameters())
+        network.reshard()
+        network[0].reshard()
+        assert_refused(
+            "got a weight that is whole since a forward pass",
+            lambda one=whole: one.register(network, mesh["hosts"]),
+        )
+        compressor = dr.Compressor(parameters=network.named_parameters())
+        compressor.register(network, mesh["hosts"])
+        network(torch.randn(2, 20)).square().mean().backward()
+        assert {row["steps"] for row in compressor.stats().values()} == {1}
 
 
 def scenario_whole_states_of_model_and_optimizer(directory):

@@ -118,6 +118,12 @@ def _check_parameters(slots, groups):
     known = {id(slot.parameter) for slot in slots.values()}
     for parameter in (one for group in groups for one in group.fsdp_params):
         name = parameter._module_info.param_name
+        if id(getattr(parameter, "_unsharded_param", None)) in known:
+            raise InvalidArgumentError(
+                f"register: expected shards, got a {name} that is whole since a forward pass; after"
+                " it, call network.reshard(), also of layers that stay whole, before the compressor"
+                " and the optimizer are created"
+            )
         if parameter.sharded_param.requires_grad and id(parameter.sharded_param) not in known:
             raise InvalidArgumentError(
                 f"register: expected all trained parameters of the model, got none for a {name};"
