@@ -3,6 +3,7 @@
 import importlib
 
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from deepreduce_hvd.errors import InvalidArgumentError
@@ -24,10 +25,12 @@ def register(compressor, model, mesh):
             "fully_shard, or DistributedDataParallel in place of ShardingStrategy.NO_SHARD"
         )
     if not isinstance(model, DistributedDataParallel):
+        advice = "wrap the model in DDP first"
+        if mesh is not None or _has_sharded_layers(model):
+            advice = "call fully_shard on the whole network too"
         raise InvalidArgumentError(
             "register: expected a torch.nn.parallel.DistributedDataParallel or a module after "
-            f"fully_shard, got {type(model).__name__}; register before torch.compile, and wrap the "
-            "model in DDP first"
+            f"fully_shard, got {type(model).__name__}; register before torch.compile, and {advice}"
         )
     if mesh is not None:
         raise InvalidArgumentError(
@@ -35,3 +38,7 @@ def register(compressor, model, mesh):
             f" got {mesh!r}; leave it out"
         )
     ddp.register(compressor, model)
+
+
+def _has_sharded_layers(model):
+    return isinstance(model, Module) and any(isinstance(one, FSDPModule) for one in model.modules())

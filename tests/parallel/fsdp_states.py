@@ -298,7 +298,9 @@ def scenario_refused(directory):
         return dr.Compressor(CODEC, parameters=network.named_parameters(), **options)
 
     plain = Network()
-    assert_refused("got Network", lambda: made(plain).register(plain, mesh["hosts"]))
+    assert_refused("on the whole network", lambda: made(plain).register(plain, mesh["hosts"]))
+    shard(plain, mesh["ranks"], calls=[["last"]])
+    assert_refused("on the whole network", lambda: made(plain).register(plain))
     ddp = DistributedDataParallel(Network())
     assert_refused("expected no mesh", lambda: made(ddp.module).register(ddp, mesh["hosts"]))
     first = FullyShardedDataParallel(Network(), device_id=torch.device("cpu"))
