@@ -338,7 +338,6 @@ class Yields(dr.Communicator):
     "communicator, message",
     [
         (Yields(), "Yields.exchange: expected it to yield a handle, .* got NoneType"),
-        (Yields(3), "Yields.exchange: expected it to yield a handle, .* got int"),
         (Yields(SparseSum()), "Yields.exchange: expected it to yield a handle, .* got SparseSum"),
         (Returns(), "Returns.exchange: expected it to return a BucketSum, got NoneType"),
         (Returns(3), "Returns.exchange: expected it to return a BucketSum, got int"),

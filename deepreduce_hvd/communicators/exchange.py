@@ -20,8 +20,8 @@ from deepreduce_hvd.errors import InvalidArgumentError
 
 #: How many gradients of an exchange a message names.
 _NAMES_SHOWN = 3
-#: what is never a handle; on TensorFlow, handles are arrays and lists of arrays
-_NO_HANDLES = (type(None), int, float, str, bytes, dict, np.generic, SparseSum)
+#: what is never a handle; each transport has handles of its own types
+_NO_HANDLES = (type(None), SparseSum)
 
 
 class Channel:
