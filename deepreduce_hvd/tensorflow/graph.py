@@ -82,13 +82,18 @@ def _refuse_derivative(*arguments):
     )
 
 
-def refuse_xla():
-    """Raise InvalidArgumentError in a function that XLA compiles."""
+def is_in_xla():
+    """Return whether this is in a function that XLA compiles."""
     from tensorflow.python.ops import control_flow_util
 
-    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
+    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
-    ):
+    )
+
+
+def refuse_xla():
+    """Raise InvalidArgumentError in a function that XLA compiles."""
+    if is_in_xla():
         raise InvalidArgumentError(
             "compress: expected a function without XLA, got one with jit_compile=True; payload"
             " sizes are not known when XLA compiles"

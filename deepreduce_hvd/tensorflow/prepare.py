@@ -77,7 +77,6 @@ class _Prepared(_Optimizer):
             self._expect_exchange(slot)
             # Horovod keeps its graphs, so a second optimizer is not seen when it reduces
             self.adapter.void_steps.expect_scale(slot)
-            self.adapter.void_steps.expect_together(slot, self.adapter.variables)
         if not self.preparation.compresses(variable) or self._is_complete(gradient, slot):
             return super().update_step(gradient, variable, *learning_rate)
         if tf.executing_eagerly() or slot.reduced or self.adapter.sends_nothing(slot):
@@ -195,6 +194,16 @@ class _Prepared(_Optimizer):
             f" hvd.DistributedGradientTape compression=compressor{traced}"
         )
 
+    def _expect_together(self, gradients, variables):
+        """Raise InvalidArgumentError if a skipped step would restore only some residuals.
+
+        It is called before the updates, because XLA may compile ``update_step``.
+        """
+        slot_of = self.adapter.variables.slot_of
+        updated = [one for gradient, one in zip(gradients, variables) if gradient is not None]
+        slots = [slot for slot in map(slot_of, updated) if slot is not None]
+        self.adapter.void_steps.expect_together(slots)
+
     def _expect_exchange(self, slot):
         """Raise InvalidArgumentError if Horovod's optimizer has never reduced gradients.
 
@@ -214,6 +223,21 @@ class _Prepared(_Optimizer):
             " tape=tape); under Keras 3, where this optimizer never reduces, set"
             " TF_USE_LEGACY_KERAS=1, or use hvd.DistributedGradientTape and the optimizer itself"
         )
+
+
+class _PreparedOfKeras2(_Prepared):
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        pairs = list(grads_and_vars)
+        self._expect_together([gradient for gradient, _ in pairs], [one for _, one in pairs])
+        return super().apply_gradients(pairs, *args, **kwargs)
+
+
+class _PreparedOfKeras3(_Prepared):
+    def apply(self, grads, trainable_variables=None):
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        self._expect_together(grads, trainable_variables or self._trainable_variables)
+        return super().apply(grads, trainable_variables)
 
 
 def _passes_of(slot):
@@ -347,9 +371,10 @@ def prepare(optimizer, compressor):
     )
     changes += _hint_on_clipping(optimizer, compressor)
     if name is not None:
+        mixin = _PreparedOfKeras3 if hasattr(original, "apply") else _PreparedOfKeras2
         optimizer.__class__ = type(
             original.__name__,
-            (_Prepared, original),
+            (mixin, original),
             {
                 "preparation": preparation,
                 "momentum_name": name,

@@ -84,6 +84,8 @@ class Slot(tf.Module):
         self.threshold = untracked(np.float32(0))
         if follows_loss_scale:  # the one that ranks compare in the next step; 0: they compare none
             self.compared_scale = untracked(np.float64(0))
+            # number of the last OptimizerStep with a gradient of this variable; 0 before the first
+            self.reduced_in = untracked(np.int64(0))
         self.seconds = untracked(np.zeros(2))
         with tf.device(self.home or "CPU:0"):
             self._copies = _Untracked(

@@ -10,6 +10,7 @@ Python also reads the loss scale. Horovod keeps its graphs when a model is compi
 graph that had the variable of an optimizer would read it after that optimizer was replaced.
 """
 
+import itertools
 import sys
 import threading
 import weakref
@@ -19,6 +20,7 @@ import tensorflow as tf
 
 from deepreduce_hvd.coordination.frames import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.tensorflow.graph import is_exported, is_in_xla
 from deepreduce_hvd.tensorflow.local_variables import write
 from deepreduce_hvd.tensorflow.variables import reducing_frame
 from deepreduce_hvd.validation import expect_loss_scale
@@ -26,14 +28,12 @@ from deepreduce_hvd.validation import expect_loss_scale
 #: methods of Keras' LossScaleOptimizer that call those of the optimizer inside
 _CALLING = ("compute_gradients", "_compute_gradients", "get_gradients", "apply_gradients")
 
-#: methods of Keras' optimizers that update all variables of a step: in Keras 2, in Keras 3
-_UPDATING = ("apply_gradients", "apply")
-
 
 class OptimizerStep:
     """One step of one optimizer.
 
     Attributes:
+        number: number above 0 that no other step has.
         slots: slots whose gradients have come.
         void: whether some result has NaN or Inf.
 
@@ -41,7 +41,10 @@ class OptimizerStep:
         scale: the loss scale of its gradients.
     """
 
+    _numbers = itertools.count(1)
+
     def __init__(self, scale):
+        self.number = next(self._numbers)
         self.scale = scale
         self.slots = set()
         self.void = False
@@ -85,7 +88,6 @@ class VoidSteps:
         self._lock = threading.Lock()  # a graph's gradients come in several threads
         self._tracing = None
         self._together = None
-        self._traced = {}  # slot -> Reduction of its gradient that was traced last
         self._scaled: weakref.WeakSet = weakref.WeakSet()  # the LossScaleOptimizers so far
         self._last_scaled = lambda: None  # returns that of the last step
         self._takes_turns = False  # whether one of them came again after another one
@@ -129,30 +131,25 @@ class VoidSteps:
         if getattr(optimizer, "dynamic", False):
             raise missing_scale(optimizer, slot)
 
-    def expect_together(self, slot, variables):
+    def expect_together(self, slots):
         """Raise InvalidArgumentError if an optimizer's step has gradients of several reductions.
 
         An optimizer skips all variables of a step if one result is not finite. So all of them must
-        belong to one :class:`Reduction`, or only some of their memories would be restored.
+        belong to one :class:`OptimizerStep`, or only some of their memories would be restored. This
+        is found when the step runs: Horovod and the program trace their functions at other times.
+        XLA cannot compile such a check.
 
         Args:
-            slot: the slot of a variable that the optimizer updates.
-            variables: the :class:`~deepreduce_hvd.tensorflow.variables.Variables`.
+            slots: list of the slots of the variables that the optimizer updates.
         """
-        if slot not in self._traced:
+        if not self.active or len(slots) < 2 or is_exported() or is_in_xla():
             return
-        slots = map(variables.slot_of, _updated_variables())
-        other = next((one for one in slots if one in self._traced), slot)
-        if self._traced[slot] is self._traced[other]:
-            return
-        if other.state or slot.state or any(one.state for one in slots if one in self._traced):
-            raise InvalidArgumentError(
-                "apply_gradients: expected gradients of one reduction with loss_scale=, got those"
-                f" of {other.label} and {slot.label} of two calls, as of gradient() of"
-                " hvd.DistributedGradientTape, and a skipped step would restore the residuals of"
-                " one call only; compute both with plain tapes, and reduce them together with"
-                " deepreduce_hvd.tensorflow.allreduce_gradients(gradients, variables, compression)"
-            )
+        with tf.device("CPU:0"):
+            numbers = tf.stack([slot.reduced_in.variable.read_value() for slot in slots])
+            if tf.executing_eagerly():
+                _expect_equal(slots, numbers.numpy())
+            else:
+                tf.numpy_function(lambda found: _expect_equal(slots, found), [numbers], tf.bool)
 
     # --- operators ---
 
@@ -176,7 +173,7 @@ class VoidSteps:
                 "compress: expected eager execution or a tf.function with loss_scale=, got a graph"
                 " of tf.compat.v1"
             )
-        reduction = self._traced[slot] = self.reduction()
+        reduction = self.reduction()
         optimizer = _scaling_optimizer()
         if getattr(optimizer, "dynamic", False):
             reduction.scaled_by = weakref.ref(optimizer)
@@ -184,13 +181,17 @@ class VoidSteps:
         def begun(scale):
             return self._begin(slot, reduction, float(scale))
 
-        kinds = [tf.bool, tf.float32, tf.float64, tf.float64]
+        kinds = [tf.bool, tf.float32, tf.float64, tf.float64, tf.int64]
         with tf.device("CPU:0"):
             with tf.control_dependencies([gradient, last_scale]):
                 found = tf.numpy_function(begun, [slot.scale.read_value()], kinds)
-            undo, factor, scale, compared = (tf.ensure_shape(one, []) for one in found)
+            undo, factor, scale, compared, number = (tf.ensure_shape(one, []) for one in found)
             with tf.control_dependencies([undo, factor]):
-                updates = [slot.scale.assign(scale), slot.compared_scale.variable.assign(compared)]
+                updates = [
+                    slot.scale.assign(scale),
+                    slot.compared_scale.variable.assign(compared),
+                    slot.reduced_in.variable.assign(number),
+                ]
         for part, copy in zip(slot.state, slot.copies):
             with tf.device(slot.home or "CPU:0"), tf.control_dependencies([undo, factor]):
                 kept = _settled(part, copy, undo, factor)
@@ -231,9 +232,10 @@ class VoidSteps:
         """Begin a step of a slot.
 
         Returns:
-            Whether the slot's last step was void, the factor for its memory, the loss scale, and
-            the one that ranks compare in the next step. They do not compare that of the first step,
-            because programs may broadcast the variables of an optimizer after it.
+            Whether the slot's last step was void, the factor for its memory, the loss scale, the
+            one that ranks compare in the next step, and the number of the OptimizerStep. Ranks do
+            not compare the scale of the first step, because programs may broadcast the variables of
+            an optimizer after it.
         """
         with self._lock:
             if reduction.step is None or slot in reduction.step.slots:
@@ -246,7 +248,7 @@ class VoidSteps:
             slot.has_begun = True
         scale = slot.step.scale
         factor = np.float32(scale / last_scale if last_scale > 0 else 1)
-        return undo, factor, np.float64(scale), np.float64(compared)
+        return undo, factor, np.float64(scale), np.float64(compared), np.int64(slot.step.number)
 
     def _expect_scale_of(self, reduction):
         """Raise InvalidArgumentError if optimizers with different scales take turns.
@@ -293,6 +295,7 @@ class VoidSteps:
             if slot.has_begun:
                 slot.has_begun = False
                 write(slot.compared_scale.variable, np.float64(0))
+                write(slot.reduced_in.variable, np.int64(0))
         self._tracing = self._together = None
 
 
@@ -320,14 +323,27 @@ def _scaling_optimizer():
     return None
 
 
-def _updated_variables():
-    """Return the variables that the optimizer among the callers updates in one step."""
-    for frame in frames_of(sys._getframe(1)):
-        if frame.f_code.co_name.removeprefix("tf__") in _UPDATING:
-            variables = frame.f_locals.get("trainable_variables")
-            if variables is not None:
-                return variables
-    return ()
+def _expect_equal(slots, numbers):
+    """Raise InvalidArgumentError if the last gradients of slots are of several steps.
+
+    Args:
+        slots: the slots.
+        numbers: the numbers of their steps; 0 if there was none.
+
+    Returns:
+        True.
+    """
+    found = [(slot, number) for slot, number in zip(slots, numbers) if number]
+    other = next((slot for slot, number in found if number != found[0][1]), None)
+    if other is not None and any(slot.state for slot, _ in found):
+        raise InvalidArgumentError(
+            "apply_gradients: expected gradients of one reduction with loss_scale=, got those of"
+            f" {found[0][0].label} and {other.label} of two calls, as of gradient() of"
+            " hvd.DistributedGradientTape, and a skipped step would restore the residuals of one"
+            " call only; compute both with plain tapes, and reduce them together with"
+            " deepreduce_hvd.tensorflow.allreduce_gradients(gradients, variables, compression)"
+        )
+    return True
 
 
 class _Together:

@@ -3,7 +3,6 @@
 Run by tensorflow_overflow.py.
 """
 
-import importlib
 import os
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
@@ -15,7 +14,6 @@ import tensorflow as tf
 from codecs_table import MEMORIES
 from scenario_runner import refused, sample
 from tensorflow_overflow_tools import (
-    ONE,
     SHAPES,
     coefficients,
     compressor_of,
@@ -26,7 +24,6 @@ from tensorflow_overflow_tools import (
 from tensorflow_tools import assert_equal_everywhere
 
 import deepreduce_hvd as dr
-import deepreduce_hvd.tensorflow
 
 #: number of batches in the Keras scenarios, and number of the first ones with Inf on one rank
 STEPS, VOID = 10, 3
@@ -207,44 +204,6 @@ def scenario_a_model_that_is_compiled_again_with_another_scale(directory):
     changed = train((1024.0, 8.0))
     tf.keras.utils.set_random_seed(0)
     np.testing.assert_array_equal(changed, train((1024.0, 1024.0)))
-
-
-def scenario_gradients_of_two_calls_are_no_step_of_a_scaled_optimizer(directory):
-    """If one of them is skipped, the other is too, but it is not known to the compressor."""
-    for module in (tf.keras, importlib.import_module("keras")):
-        network = made(shapes={"quiet": (40, 30), "loud": (40, 30)})
-        compressor = compressor_of(network, **ONE)
-        optimizer = dr.prepare(module.optimizers.SGD(0.1, momentum=0.5), compressor)
-        variables = list(network.values())
-
-        def gradients(wanted, tape_of, network=network, variables=variables):
-            found = []
-            for name, variable in network.items():
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_sum(variable * wanted[name])
-                found += tape_of(tape).gradient(loss, [variable])
-            return zip(found, variables)
-
-        @tf.function
-        def apart(wanted):
-            reducing = lambda tape: hvd.DistributedGradientTape(tape, compression=compressor)  # noqa: E731
-            optimizer.apply_gradients(gradients(wanted, reducing))
-
-        @tf.function
-        def together(wanted):
-            found, _ = zip(*gradients(wanted, lambda tape: tape))
-            reduced = dr.tensorflow.allreduce_gradients(found, variables, compressor)
-            if tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in reduced]):
-                optimizer.apply_gradients(zip(reduced, variables))
-
-        with refused("of two calls, as of gradient\\(\\) of hvd.DistributedGradientTape"):
-            apart(coefficients(0, network))
-        together(coefficients(1, network))
-        before, values = residuals(compressor), [one.numpy() for one in variables]
-        together(coefficients(2, network, {"loud": np.nan}))
-        assert all(np.array_equal(one.numpy(), old) for one, old in zip(variables, values))
-        for name, residual in residuals(compressor).items():
-            np.testing.assert_array_equal(residual, before[name], err_msg=name)
 
 
 def scenario_an_optimizer_without_a_scale_yet(directory):

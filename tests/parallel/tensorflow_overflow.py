@@ -14,6 +14,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 import tensorflow_loss_scale
+import tensorflow_scaled_reductions
 from scenario_runner import refused, sample
 from tensorflow_overflow_tools import (
     ONE,
@@ -326,4 +327,6 @@ def scenario_an_elastic_state_expects_equal_numbers_of_variables(directory):
 
 if __name__ == "__main__":
     hvd.init()
-    run_all({**globals(), **vars(tensorflow_loss_scale)}, sys.argv[1])
+    parts = tensorflow_loss_scale, tensorflow_scaled_reductions
+    others = {name: one for part in parts for name, one in vars(part).items()}
+    run_all({**globals(), **others}, sys.argv[1])

@@ -6,6 +6,7 @@ pytestmark = needs_tensorflow
 reports, test_scenario = scenario_tests(
     "tensorflow_overflow.py",
     "tensorflow_loss_scale.py",
+    "tensorflow_scaled_reductions.py",
     slow_ranks=(),  # void steps do not depend on the number of ranks
     slow_scenarios=(
         "a_checkpoint_after_a_void_step",
