@@ -56,6 +56,31 @@ def test_slices_of_the_same_row_are_added_up():
     np.testing.assert_array_equal(reduced.values.numpy(), expected)
 
 
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("codec", [dr.Codec(dr.TopK(0.01)), "fp16"])
+@pytest.mark.parametrize(
+    ("width", "whole", "got"),
+    [
+        (30, None, r"values of shape \(3, 30\)"),
+        (30, [60, 30], r"values of shape \(3, 30\)"),
+        (40, [50, 40], r"a tensor of shape \(50, 40\)"),
+    ],
+)
+def test_slices_of_another_shape_than_their_variable(width, whole, got, codec, in_graph):
+    variable = tf.Variable(tf.zeros([60, 40]), name="kernel")
+    compressor = dr.Compressor(codec, parameters=[variable], dense_below=0)
+
+    def reduce(values):
+        shape = None if whole is None else tf.constant(whole)
+        slices = tf.IndexedSlices(values, tf.constant([7, 2, 7]), shape)
+        return allreduce_gradients([slices], [variable], compressor)
+
+    reduce = tf.function(reduce) if in_graph else reduce
+    expected = r"expected the gradient of kernel:0, of shape \(60, 40\), got slices "
+    with pytest.raises(Exception, match=rf"{expected}\w+ {got}"):
+        reduce(tf.zeros([3, width]))
+
+
 def test_slices_of_a_variable_that_is_not_compressed_become_a_tensor():
     reduced = reduce_slices("fp16")
     assert tf.is_tensor(reduced)

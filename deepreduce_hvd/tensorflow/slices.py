@@ -61,7 +61,24 @@ def _as_tensor(slices, slot):
         return tf.math.unsorted_segment_sum(slices.values, indices, rows)
 
 
+def _expect_shape(slices, slot):
+    """Raise InvalidArgumentError for slices of a variable that has another shape, if known."""
+    values, shape = tf.TensorShape(slices.values.shape), slices.dense_shape
+    whole = None if shape is None else tf.get_static_value(shape)
+    if not values[1:].is_compatible_with(slot.shape[1:]):
+        got = f"slices with values of shape {values}"
+    elif whole is not None and tuple(whole) != slot.shape:
+        got = f"slices of a tensor of shape {tf.TensorShape(whole)}"
+    else:
+        return
+    raise InvalidArgumentError(
+        f"allreduce_gradients: expected the gradient of {slot.label}, of shape {slot.shape}, got"
+        f" {got}; give each gradient with its own variable"
+    )
+
+
 def _reduce_slices(adapter, slices, slot, variable, op):
+    _expect_shape(slices, slot)
     if slot.choice is not None:
         raise InvalidArgumentError(
             f"parameter {slot.label}: expected a dense gradient with schedule='auto', whose plans"
