@@ -25,6 +25,9 @@ from deepreduce_hvd.user_warnings import warn
 #: another layer; that it is a table, whose residual may have to be sent; and that has been sent.
 _UNKNOWN, _WAITING, _OTHER, _TABLE_WITH_RESIDUAL, _TABLE = range(5)
 
+#: Whether a gradient was looked at, or could not be sent as that of a table.
+_NOT_SEEN, _SEEN, _SEEN_IN_GRAPH = range(3)
+
 
 class TableState:
     """What is known about one variable that may be an embedding table.
@@ -56,7 +59,8 @@ class TableState:
         #: whether the gradient that was traced or given last is made from slices in a graph; None
         #: before the first
         self.from_slices = None
-        self._looks = False  # whether it is looked at
+        self._looks = self._has_looked = False  # whether it, and whether any, is looked at
+        self._last_seen = local_variable(np.int64(_NOT_SEEN))  # of the last gradient
         #: whether the last probe had two numbers more
         self.probes = False
         # what the last look has found, for the probe of the next step
@@ -101,8 +105,13 @@ class TableState:
             looks: whether the gradient is to be looked at in a graph.
         """
         self.from_slices, self._looks = from_slices, looks
+        self._has_looked = self._has_looked or looks
+        seen = _SEEN_IN_GRAPH if looks else _SEEN
         if not self._is_open():
             self.share()
+            seen = _NOT_SEEN
+        with tf.device("CPU:0"):
+            self._last_seen.assign(seen)
 
     def share(self):
         """Note that gradients are also sent in a way that leaves something in the residual."""
@@ -277,17 +286,18 @@ class TableState:
     def keeps_momentum(self):
         """Return whether momentum suits the variable in this step, as a bool or a tensor.
 
-        It does if the variable is a table, or if the next gradient may show that it is one.
+        It does if the last gradient was sent as that of a table, or if the next one may show that
+        it is a table. The graph that sends notes it, as Horovod does not trace it with the update.
         """
         if is_exported():
             return False
         if self._sends_slices:
             return True
-        if not self._is_open():
+        if not (self._on_host and (tf.executing_eagerly() or self._has_looked)):
             return False
-        state = self._state.read_value()
-        keeps = state >= _TABLE_WITH_RESIDUAL
-        return keeps | (state <= _WAITING) if self._looks else keeps
+        state, seen = self._state.read_value(), self._last_seen.read_value()
+        may_be_table = (seen == _SEEN_IN_GRAPH) & (state <= _WAITING)
+        return may_be_table | ((seen != _NOT_SEEN) & (state >= _TABLE_WITH_RESIDUAL))
 
 
 class EmbeddingTables:

@@ -126,6 +126,42 @@ def scenario_momentum_outside_of_graphs_and_on_a_gpu(directory):
         compressor.close()
 
 
+def scenario_a_step_that_is_traced_again_keeps_the_momentum_of_a_table(directory):
+    """A dense gradient of the table is sent in between, and Horovod keeps the graph of slices."""
+    table = model(1)[0][1]
+    compressor = dr.Compressor(parameters=[("table", table)])
+    optimizer = dr.prepare(tf.keras.optimizers.SGD(0.1, momentum=0.5), compressor)
+    optimizer = hvd_keras.DistributedOptimizer(
+        optimizer, compression=compressor, sparse_as_dense=True
+    )
+    optimizer.build([table])
+
+    @tf.function
+    def train(again):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [1, 2, 3]))
+        optimizer.minimize(loss, [table], tape=tape)
+
+    @tf.function
+    def regularize():
+        with tf.GradientTape() as tape:
+            loss = 0.0 * tf.reduce_sum(table**2)
+        optimizer.minimize(loss, [table], tape=tape)
+
+    def change(step, *arguments):
+        before = table.numpy()
+        step(*arguments)
+        return before[1, 0] - table.numpy()[1, 0]
+
+    train(False)
+    assert names_of(compressor.adapter.slots) == ["table"]
+    # without momentum, an update leaves none
+    assert abs(change(regularize)) < 1e-6
+    for again, expected in ((False, 0.1), (True, 0.15), (True, 0.175)):
+        np.testing.assert_allclose(change(train, again), expected, rtol=1e-4)
+    compressor.close()
+
+
 def scenario_a_prepared_step_of_a_table_is_exported(directory):
     """One rank alone saves it, and nobody trains with the saved function."""
     named = model(1)[:1]
