@@ -38,7 +38,7 @@ from deepreduce_hvd.validation import (
 
 #: default of ``Compressor(bucket_bytes=)``: 64 MiB
 DEFAULT_BUCKET_BYTES = 64 << 20
-#: attributes that cannot be assigned: nothing would follow, or only on some ranks
+#: settings that cannot be assigned: most would have no effect, the others on this rank only
 _FIXED = frozenset((
     "codec", "memory", "communicator", "density", "warmup_steps", "bucket_bytes", "schedule",
     "threads", "dense_below", "seed", "process_set", "loss_scale",

@@ -19,7 +19,7 @@ def show(text: str) -> None:
 def reader_may_end() -> Iterator[None]:
     """Exit with status 1, and without a message, if the reader of standard output has ended.
 
-    So ends ``head``, when it has read enough lines.
+    For example, ``head`` ends when it has read enough lines.
     """
     try:
         yield

@@ -50,7 +50,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_a_compressor_are_fixed(name):
-    """Nothing would follow most of them, and a rank alone another communicator."""
+    """Most would have no effect. Another communicator on one rank makes all ranks wait."""
     hvd = pytest.importorskip("horovod.torch")
     torch = pytest.importorskip("torch")
     hvd.init()

@@ -231,7 +231,10 @@ class CompleteSum(BucketSum):
 
 
 def _expect_tensor(total: SparseSum, d: int) -> None:
-    """Check the sum of a communicator, which may be the user's: others would be lost in silence."""
+    """Check a sum, which a communicator of the user may have made.
+
+    Otherwise elements without a valid index would be lost without an error.
+    """
     expect_ascending("CompleteSum indices", total.indices, d)
     values = total.values
     good = isinstance(values, np.ndarray) and values.dtype == np.float32

@@ -25,7 +25,7 @@ from deepreduce_hvd.user_warnings import warn
 #: another layer; that it is a table, whose residual may have to be sent; and that has been sent.
 _UNKNOWN, _WAITING, _OTHER, _TABLE_WITH_RESIDUAL, _TABLE = range(5)
 
-#: Whether a gradient was looked at, or could not be sent as that of a table.
+#: The last gradient cannot be sent as that of a table; it can; and a graph has looked at its rows.
 _NOT_SEEN, _SEEN, _SEEN_IN_GRAPH = range(3)
 
 
@@ -59,7 +59,7 @@ class TableState:
         #: whether the gradient that was traced or given last is made from slices in a graph; None
         #: before the first
         self.from_slices = None
-        self._looks = self._has_looked = False  # whether it, and whether any, is looked at
+        self._looks = self._has_looked = False  # whether it is looked at, and any was
         self._last_seen = local_variable(np.int64(_NOT_SEEN))  # of the last gradient
         #: whether the last probe had two numbers more
         self.probes = False

@@ -208,10 +208,9 @@ class OptimizerSteps:
         """
         last = self._last.get(owner)
         other = slot.last_step
-        if (
-            not (other is None or other is last or slot.made or owner is DIRECT)
-            and other.in_progress  # its hook has taken what backward has made
-        ):
+        # what backward has made was taken by the hook of another optimizer
+        taken = other is not None and other is not last and not slot.made
+        if taken and other.in_progress and owner is not DIRECT:
             raise InvalidArgumentError(_TWICE.format(slot.name))
         if last is None or last.ends_before(slot, self._parameters.gradients_made):
             return None

@@ -58,7 +58,7 @@ class Unexchanged(StepListener):
 
         A parameter of two models has a slot in the compressor of each.
         """
-        # mostly there is one, and this is called for each gradient
+        # there is mostly one, and to copy the set for each gradient takes time
         for one in (self,) if len(_all) == 1 else list(_all):
             for slot in slots:
                 one._made.pop(id(slot.parameter), None)
@@ -104,7 +104,12 @@ class Unexchanged(StepListener):
         """Return whether a gradient would have been exchanged, and changes a parameter."""
         if gradient is None or (gradient.is_sparse and self._steps is not None):
             return False  # Horovod reduces sparse gradients without the compressor
-        return bool((gradient._values() if gradient.is_sparse else gradient).any())
+        return has_values(gradient)
+
+
+def has_values(gradient):
+    """Return whether a gradient, dense or sparse, has anything but zeros."""
+    return bool((gradient._values() if gradient.is_sparse else gradient).any())
 
 
 _all: weakref.WeakSet = weakref.WeakSet()  # all living objects of Unexchanged

@@ -120,9 +120,9 @@ def _check_parameters(slots, groups):
         name = parameter._module_info.param_name
         if id(getattr(parameter, "_unsharded_param", None)) in known:
             raise InvalidArgumentError(
-                f"register: expected shards, got a {name} that is whole since a forward pass; after"
-                " it, call network.reshard(), also of layers that stay whole, before the compressor"
-                " and the optimizer are created"
+                f"register: expected shards, got a {name} that is whole since a forward pass; call"
+                " reshard() on the network, and on each layer with reshard_after_forward=False,"
+                " before you create the compressor and the optimizer"
             )
         if parameter.sharded_param.requires_grad and id(parameter.sharded_param) not in known:
             raise InvalidArgumentError(

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from deepreduce_hvd.planning.policies import some_of
 from deepreduce_hvd.torch.step_listener import StepListener
+from deepreduce_hvd.torch.unexchanged import has_values
 from deepreduce_hvd.user_warnings import warn
 
 _all: weakref.WeakSet = weakref.WeakSet()  # all living objects of UnexchangedShards
@@ -91,13 +92,9 @@ class UnexchangedShards(StepListener):
         return [
             name
             for name, one in (() if model is None else model.named_parameters())
-            if id(one) in plain and _has_values(one.grad)
+            if id(one) in plain and has_values(one.grad)
         ]
 
 
 def _is_plain(gradient):
     return gradient is not None and not isinstance(gradient, DTensor)
-
-
-def _has_values(gradient):
-    return bool((gradient._values() if gradient.is_sparse else gradient).any())
