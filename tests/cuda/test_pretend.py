@@ -11,7 +11,8 @@ import sys
 
 import device
 import pytest
-from launch import horovodrun, run_ranks
+from launch import run_ranks
+from rank_servers import python_command
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -47,7 +48,15 @@ def run(folder, script, *arguments):
 
 
 def on_two_ranks(folder, script):
-    return horovodrun(2, RUN, folder, script, folders=[folder, ROOT / "scripts"])
+    return run_ranks(
+        "horovodrun", "-np", 2, *ranks_command(folder, script),
+        folders=[folder, HERE / "pretend", ROOT / "scripts"], timeout=600,
+    )  # fmt: skip
+
+
+def ranks_command(folder, script, *arguments):
+    served = python_command(RUN, device.SERVED, folder=folder)
+    return [*served, folder, script, *arguments]
 
 
 def test_same_bytes_as_the_host(folder):
@@ -101,7 +110,7 @@ def test_ddp_trains_as_on_the_host(folder, script):
     name, *arguments = script.split()
     done = run_ranks(
         "torchrun", "--standalone", "--nproc-per-node=2", "--no-python",
-        sys.executable, RUN, folder, HERE / "pretend" / name, *arguments,
+        *ranks_command(folder, HERE / "pretend" / name, *arguments),
         folders=[folder, HERE / "pretend", ROOT / "tests" / "parallel", ROOT / "scripts"],
         timeout=300,
     )  # fmt: skip

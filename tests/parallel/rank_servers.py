@@ -18,11 +18,11 @@ _IMPORTS = re.compile(r"^ *(?:import|from) (tensorflow|torch)\b", re.MULTILINE)
 #: replaces a function of the C library in the ranks
 _SLEEPING_YIELD = HERE.parent / "native" / "sleeping_yield.cc"
 
-_servers = {}  # modules -> the paths of the servers' sockets
+_servers = {}  # (folder, modules) -> the paths of the servers' sockets
 _running = []
 
 
-def python_command(script, *modules, **variables):
+def python_command(script, *modules, folder=None, **variables):
     """Return the start of a command that runs a script, like ``[sys.executable, script]``.
 
     If there is something to import, the command asks a server for a process that has imported it.
@@ -30,6 +30,7 @@ def python_command(script, *modules, **variables):
     Args:
         script: path of the script.
         modules: what the server imports; by default the framework that the script imports itself.
+        folder: where the server finds modules of the test's own.
         variables: environment variables of the job. Those that a framework may read while it is
             imported make the command a plain one.
     """
@@ -38,13 +39,14 @@ def python_command(script, *modules, **variables):
         modules = ("tensorflow",) if "tensorflow" in imported else tuple(imported[:1])
     if not modules or any(map(_READ_AT_IMPORT.match, variables)):
         return [sys.executable, script]
-    return [sys.executable, "-I", "-S", HERE / "served_rank.py", *_sockets(*modules), script]
+    return [sys.executable, "-I", "-S", HERE / "served_rank.py", *_sockets(folder, modules), script]
 
 
-def _sockets(*modules):
-    if modules not in _servers:
-        _servers[modules] = [_start(modules, seed) for seed in _SEEDS]
-    return _servers[modules]
+def _sockets(folder, modules):
+    key = folder, modules
+    if key not in _servers:
+        _servers[key] = [_start(folder, modules, seed) for seed in _SEEDS]
+    return _servers[key]
 
 
 def _sleeping_yield():
@@ -60,7 +62,7 @@ def _sleeping_yield():
     return library
 
 
-def _start(modules, seed):
+def _start(folder, modules, seed):
     """Start a server, which ends with this process; return the path of its socket."""
     if not _running:
         # the path of a socket has at most 107 bytes, so it is not in TMPDIR
@@ -73,6 +75,8 @@ def _start(modules, seed):
         PYTHONHASHSEED=seed,
         LD_PRELOAD=f"{os.environ.get('LD_PRELOAD', '')} {_sleeping_yield()}".strip(),
     )
+    if folder is not None:
+        environment["PYTHONPATH"] = str(folder)
     command = [sys.executable, HERE / "rank_server.py", place, *modules]
     _running.append(
         subprocess.Popen(list(map(str, command)), env=environment, stdin=subprocess.PIPE)

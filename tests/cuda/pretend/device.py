@@ -1,8 +1,8 @@
 """PyTorch with a simulated CUDA device, and the package with the CUDA operators of setup.py.
 
 The operators run under the emulator. :func:`package` creates a separate copy of the package.
-:func:`install` then makes ``torch.device("cuda")`` work. It must be called before torch is
-imported, in a process that has this copy first on its path.
+:func:`install` then makes ``torch.device("cuda")`` work, in a process that has this copy first on
+its path. It must be called before torch is imported, unless the module :data:`SERVED` did that.
 """
 
 import contextlib
@@ -14,6 +14,9 @@ import pathlib
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 HERE = pathlib.Path(__file__).resolve().parent
 CORE = pathlib.Path("deepreduce_hvd/csrc")
+#: A module of :func:`package`. It loads the device and torch, so that processes with the device can
+#: be forked from one that has imported it.
+SERVED = "pretended_torch"
 
 
 def _torch():
@@ -50,6 +53,12 @@ def package(folder):
     library = home / f"_torch_ops-{importlib.metadata.version('torch')}.so"
     emulation_build.link(library, made, ["-Wl,-Bsymbolic", *links])
     emulation_build.link(pathlib.Path(folder) / "pretended_device.so", pretended, links)
+    (pathlib.Path(folder) / f"{SERVED}.py").write_text(
+        "import ctypes, pathlib\n"
+        "library = pathlib.Path(__file__).with_name('pretended_device.so')\n"
+        "ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)\n"
+        "import torch, torch._dynamo\n"
+    )
     return folder
 
 
