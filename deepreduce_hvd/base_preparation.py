@@ -174,7 +174,7 @@ class Preparation:
         has_momentum = any(momentum for momentum, _, _ in changes)
         hint = self._hint() if with_hint and has_momentum else ""
         if has_momentum and self._sends_nothing():
-            hint += " This also applies to a job of one process, which compresses nothing."
+            hint += " This job of one process compresses nothing: leave out dr.prepare."
         return (
             f"{optimizer}: {'; '.join(texts)}. Only a part of {whose} is sent in each step.{hint}"
         )

@@ -38,8 +38,9 @@ def prepare(optimizer: Any, compression: Any) -> Any:
     ``sparse=True`` without ``sparse_as_dense=True``, on TensorFlow ``tf.IndexedSlices``. So are
     gradients of TensorFlow that Horovod does not reduce, as after ``register_local_var``.
 
-    A job of one process compresses nothing, but a prepared optimizer makes the same steps there as
-    in a larger job, except that embedding tables are not found.
+    A job of one process compresses nothing, but a prepared optimizer still steps there without
+    momentum, and SGD and RMSprop with the larger learning rate. Do not prepare it there: without
+    compression, it trains worse.
 
     The settings that you read from the optimizer do not change. Learning rate schedulers can change
     them, and each step uses the current ones.

@@ -328,7 +328,7 @@ def test_prepare_leaves_what_is_not_compressed(ranks, changes, bias, capsys, mon
     optimizer = torch.optim.SGD(weights.values(), lr=1.0, momentum=0.5)
     optimizer = dr.prepare(optimizer, comp)
     said = capsys.readouterr().out
-    alone = " This also applies to a job of one process, which compresses nothing."
+    alone = " This job of one process compresses nothing: leave out dr.prepare."
     assert said == (
         f"deepreduce_hvd: prepared SGD: {changes} Only a part of their gradients is sent in each"
         f" step.{alone if ranks == 1 else ''}\n"

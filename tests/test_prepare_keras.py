@@ -257,7 +257,7 @@ def test_what_a_job_of_one_process_is_told(capsys):
     own = variables()
     compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=own)
     dr.prepare(keras.optimizers.SGD(0.1, momentum=0.9), compressor)
-    assert "a job of one process, which compresses nothing" in capsys.readouterr().out
+    assert "This job of one process compresses nothing" in capsys.readouterr().out
     dr.prepare(keras.optimizers.SGD(0.1), compressor)
     assert "one process" not in capsys.readouterr().out
     with tf.GradientTape() as tape:

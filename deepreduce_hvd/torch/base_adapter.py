@@ -54,7 +54,8 @@ class TorchAdapter(BaseAdapter):
         if WHY_NO_OPERATORS is not None:
             self._warn_once(
                 "operators",
-                "gradients are compressed by NumPy, which is slower:"
+                "gradients are compressed without the PyTorch operators, which takes a little"
+                " longer, and those on a GPU are compressed on the host:"
                 f" {WHY_NO_OPERATORS.removeprefix('deepreduce_hvd: ')}",
             )
 

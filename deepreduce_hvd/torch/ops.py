@@ -7,7 +7,7 @@ raise_failure (docs/gpu.md).
 
 If the installation has no operators for the installed PyTorch, the core's NumPy binding is used
 instead. Payloads and results are the same, bit for bit, and tensors on a GPU are encoded on the
-host. Only ``torch.compile`` needs the operators.
+host. Only graphs that call ``torch.ops.deepreduce`` need the operators.
 """
 
 import pathlib
