@@ -250,7 +250,10 @@ def test_ddp_trains_where_only_pytorch_is_installed(wheel, compiler, only_pytorc
         assert report["absent"] == ["horovod", "tensorflow"]
         assert Path(report["package"]).is_relative_to(tmp_path / "environment")
         assert report["digest"] == first[0]["digest"] and report["payload_bytes"] > 0
-        assert len(report["said"]) == 1 and "compressed without the PyTorch operators" in report["said"][0]
+        assert (
+            len(report["said"]) == 1
+            and "compressed without the PyTorch operators" in report["said"][0]
+        )
 
     built = run([python, "-m", "deepreduce_hvd", "--build"], tmp_path, **compiler)
     assert built.returncode == 0 and "all is well" in built.stdout, built.stdout + built.stderr
