@@ -72,6 +72,7 @@ def test_layouts_of_plans_leave_tables_out(seed):
     assert layout.in_plans(policies) == {name: other for name in names if name not in named}
     layout.expect_schedule("auto", policies, dr.Allgather())
     assert layout.ways_of(policies) == ("dense", "fp16", "codec")
+    assert layout.ways_of(policies, sums_float16=False) == ("dense", "codec")
 
 
 @pytest.mark.parametrize("seed", range(40))

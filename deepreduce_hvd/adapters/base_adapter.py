@@ -7,6 +7,9 @@ from deepreduce_hvd.coordination.compared_settings import known_tables, step_cou
 from deepreduce_hvd.coordination.launchers import is_elastic, why_alone
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning import layout
+from deepreduce_hvd.planning.policies import some_of
+from deepreduce_hvd.schedule.dag import FP16
+from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.user_warnings import warn
 
 _TENSORFLOW_ONLY = (
@@ -121,12 +124,37 @@ class BaseAdapter:
             for message in layout.differences_of(schedule, self.compressor.policies, ranks):
                 warn(message)
 
-    def warn_if_alone(self):
+    def warn_of_horovod(self):
+        """Warn of what Horovod, as it was built and started, does not do for this compressor."""
+        self._warn_if_alone()
+        self._warn_of_float16()
+
+    def _warn_if_alone(self):
         """Warn if this process is a job of Horovod of its own, but others were started with it."""
         horovod = self.transport.horovod
         why = why_alone() if horovod.is_initialized() and horovod.size() == 1 else None
         if why is not None:
             warn(why)
+
+    def _warn_of_float16(self):
+        """Warn if Horovod sums float16 of a scaled loss, and omits numbers from some sums."""
+        if self.compressor.loss_scale is None or not self._knows_ranks() or not self.speaks:
+            return
+        names = [name for name, one in self._policies_and_plan().items() if one == FP16]
+        if names and self.transport.size > 1 and not self.transport.sums_float16(on_host=True):
+            warn(
+                f"Horovod's Gloo omits numbers from some sums of float16 above 1,000, which are"
+                f" common with loss_scale=, got 'fp16' for {some_of(names)}; write 'dense', or"
+                " dr.Codec(dr.NoneSparsifier(), value=dr.Float16())"
+                " (docs/schedule.md#sums-of-float16)"
+            )
+
+    def _policies_and_plan(self):
+        """Return {name of a parameter: how it is sent}."""
+        schedule = self.compressor.schedule
+        messages = schedule.messages if isinstance(schedule, Plan) else ()
+        planned = {name: message.way for message in messages for name in message.members}
+        return {name: one.way for name, one in self.compressor.policies.items()} | planned
 
     def _knows_ranks(self):
         """Return whether Horovod is initialized, or is not used."""

@@ -39,6 +39,17 @@ class Transport:
     #: Whether this rank is in the group; ``rank`` is an error otherwise.
     includes_this_rank: bool = True
 
+    def sums_float16(self, on_host: bool) -> bool:
+        """Return whether an allreduce of float16 is right but for rounding.
+
+        Args:
+            on_host: whether the tensors are on the host.
+
+        Returns:
+            False if it may omit the numbers of some ranks.
+        """
+        return True
+
     @property
     def ranks(self) -> list[int]:
         """The global numbers of the ranks of the group, in order."""

@@ -38,6 +38,11 @@ class ProcessSetTransport(Transport):
             )
         self._by_host = {}
 
+    def sums_float16(self, on_host):
+        """Horovod's Gloo omits numbers from some sums (docs/schedule.md). NCCL does not use it."""
+        on_gloo = on_host or not self.horovod.nccl_built()
+        return not (on_gloo and self.horovod.gloo_enabled())
+
     # A process that uses horovod.torch and horovod.tensorflow loads two copies of Horovod, but
     # process sets know only the copy imported last. So for the set of all ranks, ask the functions
     # of the framework's own copy.

@@ -225,7 +225,7 @@ def communicators_of(policies: Mapping[str, Policy]) -> tuple[str, ...]:
     )
 
 
-def ways_of(policies: Mapping[str, Policy]) -> tuple[str, ...]:
+def ways_of(policies: Mapping[str, Policy], sums_float16: bool = True) -> tuple[str, ...]:
     """Return the ways in which ``schedule="auto"`` may send gradients.
 
     Float16 rounds, and has no numbers above 65504. A memory keeps the rest for later steps. Without
@@ -233,8 +233,10 @@ def ways_of(policies: Mapping[str, Policy]) -> tuple[str, ...]:
 
     Args:
         policies: the policies of a compressor.
+        sums_float16: whether sums of float16 are right but for rounding, see
+            :meth:`~deepreduce_hvd.Transport.sums_float16`.
     """
-    keep = all(policy.memory.state for policy in in_plans(policies).values())
+    keep = sums_float16 and all(policy.memory.state for policy in in_plans(policies).values())
     return WAYS if keep else (DENSE, CODEC)
 
 

@@ -227,13 +227,15 @@ class Scheduler:
         if transport.rank == 0:
             try:
                 merged = Profile.merged([Profile.from_json(text.decode()) for text in profiles])
-                on_device = any(str(self._device_of(slot)) != "cpu" for slot in slots.values())
+                devices = {str(self._device_of(slot)) for slot in slots.values()}
+                on_device = devices != {"cpu"}
                 allowed = self._communicators or layout.communicators_of(self._base.policies)
                 communicators = ("Allgather",) if on_device else allowed
                 if self._fitted is None:  # the steps so far used buckets
                     self._fitted = fitted_to_step(merged, seconds, self._buckets())
                 merged = dataclasses.replace(merged, **self._fitted)
-                ways = layout.ways_of(self._base.policies)
+                exact = transport.sums_float16(on_host="cpu" in devices)
+                ways = layout.ways_of(self._base.policies, exact)
                 plans = plans_to_try(merged, communicators, self._buckets(), ways)
                 found = json.dumps([self._fitted, plans]).encode()
             except Exception as error:  # tell the other ranks, or they would wait

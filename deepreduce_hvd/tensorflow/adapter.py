@@ -72,7 +72,7 @@ class Adapter(BaseAdapter):
                 " stats() with tf.summary"
             )
         super().__init__(compressor, HorovodTransport(compressor.process_set))
-        self.warn_if_alone()
+        self.warn_of_horovod()
         self.warn_of_plan()
         self._planned = None
         if isinstance(compressor.schedule, Plan):  # Horovod decides on messages (message_groups)

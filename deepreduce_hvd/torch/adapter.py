@@ -46,7 +46,7 @@ class Adapter(TorchAdapter):
         register_elastic(type(compressor))
         unnamed.name_all()
         super().__init__(compressor, HorovodTransport(compressor.process_set))
-        self.warn_if_alone()
+        self.warn_of_horovod()
         self.device_path = DevicePath(compressor, hvd.nccl_built, hvd.rank)
         self.host_path = HostPath(self.device_path)
         self.slots = make_slots(compressor, named, self.device_path.home)

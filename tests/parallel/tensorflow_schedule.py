@@ -70,7 +70,8 @@ def scenario_auto_measures_and_decides_alike(directory):
         assert {paths[name] for name in message.members} == {message.way}, (message, paths)
     trials = compressor.adapter.auto.scheduler.trials
     assert {trial.measured for trial in trials} == {1.0}, trials
-    assert len(trials) > 2 and {trial.kept for trial in trials} >= {1.0, 0.05}, trials
+    assert "fp16" not in {trial.rule for trial in trials}, trials  # Gloo would sum it
+    assert len(trials) > 1 and {trial.kept for trial in trials} >= {1.0, 0.05}, trials
     most = max(trials, key=lambda trial: trial.kept)
     assert compressor.plan.step_seconds == most.predicted, (compressor.plan, trials)
     for message in compressor.plan.messages:

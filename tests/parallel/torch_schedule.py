@@ -165,6 +165,7 @@ def scenario_auto_measures_and_decides_alike(directory):
     expect(all(one == plans for one in everywhere), "ranks had other plans:", everywhere)
     trials = compressor.adapter.scheduler.trials
     expect({trial.measured for trial in trials} == {1.0}, "tried", trials)
+    expect("fp16" not in {trial.rule for trial in trials}, "Gloo summed float16:", trials)
     most = max(trials, key=lambda trial: trial.kept)
     expect(compressor.plan.step_seconds == most.predicted, "used", compressor.plan, "of", trials)
     profile = compressor.profile()

@@ -78,6 +78,24 @@ def scenario_float16_messages_lose_nothing_at_any_magnitude(directory):
             expect(lost < (0.03 if uneven else 1e-3), "lost", lost, exponent, given)
 
 
+def scenario_gloo_omits_numbers_from_sums_of_float16(directory):
+    """With ``loss_scale=``, a warning says so, on rank 0; if this fails, sums_float16 can go."""
+    numbers = (20000.0, 9920.0, 0.0)
+    own = torch.full((8,), numbers[min(hvd.rank(), 2)]).half()
+    found = hvd.allreduce(own, op=hvd.Sum).float()
+    expect(bool((found != 29920).any()), "Horovod sums float16 rightly:", found)
+    for scale, codec, warns in (
+        (None, "fp16", False), (lambda: 1024.0, CODEC, False), (lambda: 1024.0, "fp16", True)
+    ):  # fmt: skip
+        weight = torch.nn.Parameter(torch.zeros(_SHAPE))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            dr.Compressor(codec, parameters=[("weight", weight)], loss_scale=scale)
+        told = [str(one.message) for one in caught if "Gloo omits" in str(one.message)]
+        expect(len(told) == (warns and hvd.rank() == 0), codec, "warnings:", told)
+        expect(all("'fp16' for weight" in one for one in told), "the warning is", told)
+
+
 def scenario_nan_leaves_the_residual_as_it_is(directory):
     """Whichever way the gradient is sent; and the user is warned."""
     for way in ("codec", "dense", "fp16"):
