@@ -4,6 +4,7 @@ import numpy as np
 
 from deepreduce_hvd.argument_checks import expect_float, expect_integer
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.numerics.exact_decay import exact_decay
 from deepreduce_hvd.stages.base import Sparsifier
 from deepreduce_hvd.stages.sparsifiers.amount import expect_amount, kept_count
 
@@ -77,10 +78,8 @@ class TopK(Sparsifier):
 
     def parameters(self, step: int = 0) -> tuple[float, ...]:
         if self.ratio is not None and step < self.warmup_steps:
-            return (
-                self.warmup_ratio * (self.ratio / self.warmup_ratio) ** (step / self.warmup_steps),
-                0,
-            )
+            # ranks on different machines must get the same number
+            return exact_decay(self.warmup_ratio, self.ratio, int(step), self.warmup_steps), 0
         return (self.ratio or 0.0, self.k or 0)
 
     def select(self, accumulated: np.ndarray, key: int, step: int = 0) -> np.ndarray:
