@@ -17,7 +17,7 @@ from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.communicators.given_vectors import GivenVector, GivenVectorSum, VectorExchange
 from deepreduce_hvd.coordination.collective_names import collective_name, process_set_key
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.numerics.exact_math import is_nonzero
+from deepreduce_hvd.numerics.exact_math import divided, is_nonzero
 from deepreduce_hvd.recent import Recent
 from deepreduce_hvd.stages.base import IndexCodec, ValueCodec
 from deepreduce_hvd.stages.index_codecs import Rice
@@ -382,7 +382,7 @@ def _finite_sum(label, total, divisor):
     if not total.non_finite(0):
         indices, values = total.sparse(0, 1.0)
         if np.isfinite(values).all():
-            values = values / np.float32(divisor)
+            values = divided(values, divisor)
             nonzero = is_nonzero(values)
             return indices[nonzero], values[nonzero]
     raise InvalidArgumentError(

@@ -109,6 +109,35 @@ def test_allgather_adds_in_the_order_of_ranks():
     same_bits(values, dense[indices] / np.float32(5))
 
 
+@pytest.mark.parametrize("codecs", ["lossless", "lossy_values"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_threads_that_flush_denormal_numbers_change_nothing(scheme, codecs):
+    flush = pytest.importorskip("torch").set_flush_denormal
+    if not flush(False):
+        pytest.skip("this processor cannot flush denormal numbers")
+    random, runs = np.random.default_rng(1), []
+    given = [
+        (indices, values * random.choice(np.float32([1e-44, 1e-40, 1e-38]), values.size))
+        for indices, values in vectors_of(5, 500, [100, 200], 4)
+    ]
+    for flushes in (False, True):
+        flush(flushes)
+        try:
+            totals, vectors = run(scheme, codecs, given, 500)
+            found = [
+                *(sparse_vectors._finite_sum("v", total, 3) for total in totals),
+                *(vector.rest() for vector in vectors),
+            ]
+        finally:
+            flush(False)
+        runs.append([array.tobytes() for pair in found for array in pair])
+        few = [(values != 0) & (abs(values) < 1e-38) for _, values in found]
+        assert any(some.any() for some in few[:5])
+        if codecs == "lossy_values" or "gtopk" in scheme:
+            assert any(some.any() for some in few[5:])
+    assert runs[0] == runs[1]
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_no_array_of_d_elements(scheme):
     d = 2**31 - 1

@@ -19,6 +19,7 @@ from deepreduce_hvd.communicators.shared_random_k import SharedRandomK
 from deepreduce_hvd.communicators.sparse_sum import SparseSum
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.numerics.exact_math import is_nonzero
+from deepreduce_hvd.numpy_backend import add_sparse_numpy
 from deepreduce_hvd.stages.memories import NoMemory
 from deepreduce_hvd.stages.sparsifiers import TopK
 
@@ -85,11 +86,12 @@ class GivenVector(Bucket):
         parts = [part for part in self._lost if part[0].size]
         if not parts:
             return _NO_INDICES, _NO_VALUES
-        indices = np.concatenate([indices for indices, _ in parts])
-        values = np.concatenate([values for _, values in parts])
-        found, places = np.unique(indices, return_inverse=True)
+        found = np.unique(np.concatenate([indices for indices, _ in parts]))
         sums = np.zeros(found.size, dtype=np.float32)
-        np.add.at(sums, places, values)
+        for indices, values in parts:
+            # in the core, because NumPy would flush denormal numbers on some threads
+            places = np.searchsorted(found, indices).astype(np.uint32)
+            add_sparse_numpy(places, values, sums, 1.0)
         left = is_nonzero(sums)
         return found[left], sums[left]
 
