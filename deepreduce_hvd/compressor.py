@@ -32,6 +32,7 @@ from deepreduce_hvd.validation import (
     expect_settings,
     expect_stages,
     named_parameters,
+    names_without_effect,
     of_an_instance,
     warn_of_growth,
 )
@@ -72,7 +73,8 @@ class Compressor:
             ``"auto"`` selects a communicator for each bucket (:class:`Auto`).
         parameters: (name, parameter) pairs as from ``model.named_parameters()``, or TensorFlow
             variables as in ``model.trainable_variables``. Required, because state is stored by
-            parameter name.
+            parameter name. If a parameter is given under several names, they need the same codec
+            and memory, and the last name counts: the state of the others stays empty.
         density: share of the elements that the default codec sends of a large tensor, a number in
             (0, 1]. Parameters that get a codec from ``codec`` do not use it.
         warmup_steps: number of steps in which this share falls from 25 % to ``density``. 0 sends
@@ -118,8 +120,9 @@ class Compressor:
     difference. No setting but the writer can be changed later: create another compressor.
 
     Raises:
-        InvalidArgumentError: parameters without names, duplicate names, a wrong type or value, or
-            stages that the communicator does not support.
+        InvalidArgumentError: parameters without names, duplicate names, several names of one
+            parameter with different codecs or memories, a wrong type or value, or stages that the
+            communicator does not support.
         NativeMissingError: the package was built without the operators for TensorFlow.
     """
 
@@ -186,9 +189,10 @@ class Compressor:
         # names of parameters that get the codec "rows" if their gradients are those of tables
         self.table_candidates: frozenset[str] = frozenset()
         if mixes:
-            self.table_candidates = policies.table_candidates(
-                codec, memory, shapes, self.policies
-            ) - layout.uncompressed_by(schedule)
+            self.table_candidates = policies.table_candidates(codec, memory, shapes, self.policies)
+        # names of parameters that also have a later name
+        self.other_names = names_without_effect(named, self.policies, self.table_candidates)
+        self.table_candidates -= layout.uncompressed_by(schedule)
         used = [(one.codec, one.memory) for one in self.policies.values() if not one.dense]
         single = default() if codec is None else codec
         if isinstance(single, Codec) and isinstance(self.memory, Memory):

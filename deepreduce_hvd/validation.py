@@ -251,6 +251,35 @@ def named_parameters(parameters):
     return named
 
 
+def names_without_effect(named, policies, table_candidates):
+    """Return the names of parameters that have a later name too, which is the one that counts.
+
+    Args:
+        named: list of (name, parameter) pairs.
+        policies: {name: its :class:`~deepreduce_hvd.planning.policies.Policy`}.
+        table_candidates: names of the parameters that may become embedding tables.
+
+    Raises:
+        InvalidArgumentError: such a name has another codec or memory than the one that counts.
+    """
+    last = {id(parameter): name for name, parameter in named}
+    pairs = [(name, last[id(parameter)]) for name, parameter in named]
+    pairs = [(name, counts) for name, counts in pairs if name != counts]
+    for pair in pairs:
+        first, second = (
+            f"{policies[one]!r}{' (or rows, if a table)' if one in table_candidates else ''}"
+            for one in pair
+        )
+        if first != second:
+            raise InvalidArgumentError(
+                f"Compressor parameters: expected the same codec and memory for {pair[0]} and"
+                f" {pair[1]}, two names of one parameter, got {first} for the first and"
+                f" {second} for the second; write patterns that match both, or pass the parameter"
+                " under one name, as model.named_parameters() does"
+            )
+    return frozenset(name for name, _ in pairs)
+
+
 def is_model(value):
     """Return whether a value is a model of PyTorch or Keras, or another module with variables.
 

@@ -197,8 +197,9 @@ class BaseAdapter:
         ]
 
     def stats(self):
-        """Return one row of statistics per parameter."""
-        return {name: slot.statistics() for name, slot in self.slots.items()}
+        """Return one row of statistics per parameter, under its last name if it has several."""
+        others = self.compressor.other_names
+        return {name: slot.statistics() for name, slot in self.slots.items() if name not in others}
 
     def keeper_of(self, rank):
         """Return the rank whose memory stores the residuals of ``rank``."""

@@ -41,8 +41,11 @@ class Parameter:
 
     @property
     def under_all_names(self):
-        """This parameter under each name that the compressor gets. The last name counts."""
-        first = [dataclasses.replace(self, name=f"{self.name}.first")] if self.twice else []
+        """This parameter under each name that the compressor gets. The last name counts.
+
+        The names have the same end, so that they get the same codec.
+        """
+        first = [dataclasses.replace(self, name=f"first.{self.name}")] if self.twice else []
         return [*first, self]
 
 
