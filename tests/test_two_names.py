@@ -15,11 +15,11 @@ POLICIES = [
     ),
     (
         {"memory": {"dec": dr.NoMemory()}},
-        r"got Codec\(.* with Residual\(\) \(or rows, if a table\) for the first and .* with NoMemory\(\) for the",
+        r"Codec\(.* with Residual\(\) \(or rows, if a table\) for the first and .* with NoMem",
     ),
     (
         {"codec": {"enc": dr.recommended_codec()}},
-        r"with Residual\(\) for the first and .* with Residual\(\) \(or rows, if a table\) for the second",
+        r"with Residual\(\) for the first and .* with Residual\(\) \(or rows, if a table\) for the",
     ),
 ]
 
