@@ -13,7 +13,7 @@
 namespace deepreduce {
 namespace {
 
-constexpr uint64_t kSamples = 1u << 16, kSamplesToCheck = 1u << 13, kElementsASample = 16;
+constexpr uint64_t kSamples = 1u << 16, kSamplesToCheck = 1u << 11, kElementsASample = 16;
 constexpr unsigned kDigitBits = 11;
 // two histograms, used alternately: in a single one, each of a run of equal magnitudes would wait
 // for the increment before it
@@ -124,38 +124,61 @@ class Candidates {
   uint32_t count_ = 0, limit_ = kSmallestNonZero, lowest_ = kSmallestNonZero;
 };
 
-// Limits estimated from a sample of gradient plus memory: with `enough` there are almost certainly
-// at least k candidates, with `too_few` almost certainly fewer.
-struct Limits {
-  uint32_t enough, too_few;
-};
+// Magnitudes of gradient plus memory, before the gradient is added: at one random element of each
+// of `count` equal parts, because a fixed stride could miss periodic patterns.
+class Sample {
+ public:
+  Sample(Arena& arena, const Sum& sum, uint32_t k, uint64_t most)
+      : count_(static_cast<uint32_t>(std::min(most, sum.d / kElementsASample))),
+        magnitudes_(arena.array<uint32_t>(count_)),
+        expected_(count_ == 0 ? 0.0
+                              : static_cast<double>(k) * count_ / static_cast<double>(sum.d)) {
+    if (count_ == 0) return;
+    // Part j begins at floor(j d / count). Divisions would take most of the time.
+    const uint32_t length = static_cast<uint32_t>(sum.d / count_),
+                   surplus = static_cast<uint32_t>(sum.d % count_);
+    uint32_t from = 0, carry = 0;
+    for (uint32_t j = 0; j < count_; ++j) {
+      carry += surplus;
+      const uint32_t longer = carry >= count_;
+      carry -= longer * count_;
+      magnitudes_[j] = from + random_below(0, j, length + longer);
+      from += length + longer;
+    }
+    for (uint32_t j = 0; j < count_; ++j) {
+      if (j + kPrefetchAhead < count_) sum.prefetch_preview(magnitudes_[j + kPrefetchAhead]);
+      magnitudes_[j] = magnitude_bits(sum.preview(magnitudes_[j]));
+    }
+  }
 
-Limits sampled_limits(const Sum& sum, uint32_t k, uint64_t most, uint32_t* sample) {
-  const uint64_t count = std::min(most, sum.d / kElementsASample);
-  if (count == 0) return {kSmallestNonZero, UINT32_MAX};
-  // one random element of each of `count` parts; a fixed stride could miss periodic patterns
-  for (uint64_t j = 0; j < count; ++j) {
-    const uint64_t from = j * sum.d / count, to = (j + 1) * sum.d / count;
-    sample[j] = static_cast<uint32_t>(
-        from + random_below(0, static_cast<uint32_t>(j), static_cast<uint32_t>(to - from)));
+  // Whether a limit can be a little below the k-th magnitude of all elements.
+  bool agrees(uint32_t limit) const {
+    uint32_t larger = 0, reached = 0;
+    for (uint32_t j = 0; j < count_; ++j) {
+      larger += static_cast<int32_t>(magnitudes_[j]) > static_cast<int32_t>(limit);
+      reached += static_cast<int32_t>(magnitudes_[j]) >= static_cast<int32_t>(limit);
+    }
+    return larger <= most_above() && reached > expected_ - deviation();
   }
-  for (uint64_t j = 0; j < count; ++j) {
-    if (j + kPrefetchAhead < count) sum.prefetch_preview(sample[j + kPrefetchAhead]);
-    sample[j] = magnitude_bits(sum.preview(sample[j]));
-  }
-  const double expected =
-      static_cast<double>(k) * static_cast<double>(count) / static_cast<double>(sum.d);
-  const double deviation = 4 * std::sqrt(expected);
-  // element of the sample with this rank, counted from the largest
-  const auto ranked = [=](double rank) {
-    uint32_t* at = sample + static_cast<uint64_t>(rank);
-    std::nth_element(sample, at, sample + count, [](uint32_t a, uint32_t b) { return a > b; });
+
+  // Returns a limit with which there are almost certainly at least k candidates.
+  uint32_t safe_limit() {
+    const double rank = most_above();  // of an element of the sample, counted from the largest
+    if (rank >= count_) return kSmallestNonZero;
+    uint32_t* at = magnitudes_ + static_cast<uint32_t>(rank);
+    std::nth_element(magnitudes_, at, magnitudes_ + count_,
+                     [](uint32_t a, uint32_t b) { return a > b; });
     return std::max(*at, kSmallestNonZero);
-  };
-  const double low = expected + deviation + 2, high = expected - deviation;
-  return {low < static_cast<double>(count) ? ranked(low) : kSmallestNonZero,
-          high >= 0 ? ranked(high) : UINT32_MAX};
-}
+  }
+
+ private:
+  double deviation() const { return 4 * std::sqrt(expected_); }
+  double most_above() const { return std::floor(expected_ + deviation() + 2); }
+
+  uint32_t count_;
+  uint32_t* magnitudes_;
+  double expected_;  // how many of the k largest elements are in the sample
+};
 
 }  // namespace
 
@@ -164,20 +187,21 @@ Selection select_largest(Context& context, Sum& sum, uint32_t k, float& threshol
       static_cast<uint32_t>(std::min<uint64_t>(sum.d, 2 * uint64_t{k} + kSpareCandidates));
   const bool known = threshold > 0 && std::isfinite(threshold);
   Candidates candidates(context.arena, sum.kernels, k, capacity);
-  uint32_t* sample = context.arena.array<uint32_t>(kSamples);
-  const Limits limits = sampled_limits(sum, k, known ? kSamplesToCheck : kSamples, sample);
   const uint32_t remembered = known ? magnitude_bits(threshold * kBelowRemembered) : 0;
-  candidates.start(remembered >= limits.enough && remembered <= limits.too_few ? remembered
-                                                                               : limits.enough);
+  Sample sample(context.arena, sum, k, known ? kSamplesToCheck : kSamples);
+  const bool trusts = remembered >= kSmallestNonZero && sample.agrees(remembered);
+  candidates.start(trusts ? remembered : sample.safe_limit());
   sum.accumulate_collecting([&](const auto& collect) { candidates.append(collect); });
-  if (!candidates.enough()) {
-    candidates.start(kSmallestNonZero);
+  const auto search_again = [&](uint32_t limit) {
+    candidates.start(limit);
     sum.read([&](const float* values, uint32_t n, uint32_t start) {
-      candidates.append([&](uint32_t limit, uint32_t* indices, float* kept) {
-        return sum.kernels.collect(values, n, start, limit, indices, kept);
+      candidates.append([&](uint32_t least, uint32_t* indices, float* kept) {
+        return sum.kernels.collect(values, n, start, least, indices, kept);
       });
     });
-  }
+  };
+  if (trusts && !candidates.enough()) search_again(sample.safe_limit());
+  if (!candidates.enough()) search_again(kSmallestNonZero);
   threshold = bits_float(std::max(candidates.keep_largest(), kSmallestNonZero));
   return candidates.selection();
 }
