@@ -133,7 +133,8 @@ int dr_add_sparse(dr_context* context, const uint32_t* indices, const float* val
 }
 
 int dr_inspect(dr_context* context, const uint8_t* data, uint64_t size, dr_header* header) {
-  return guarded(context, [&](Context&) { *header = as_header(read_payload(data, size)); });
+  return guarded(
+      context, [&](Context& inner) { *header = as_header(read_payload(inner.simd, data, size)); });
 }
 
 int dr_read_header(dr_context* context, const uint8_t* start, uint64_t size, dr_header* header) {

@@ -7,6 +7,7 @@
 #include "container/order.h"
 #include "container/payload.h"
 #include "support/prefetch.h"
+#include "support/simd.h"
 
 namespace deepreduce {
 namespace {
@@ -60,8 +61,28 @@ Selection decode(Context& context, const Payload& payload) {
   return result;
 }
 
-Payload open(const uint8_t* data, uint64_t size, uint64_t d) {
-  const Payload payload = read_payload(data, size);
+// sum[i] += scale * values[i] for all n elements; returns the largest magnitude.
+DR_INLINE Largest add_loop(const float* __restrict values, uint32_t n, float scale,
+                           float* __restrict sum) {
+  Largest largest;
+  for (uint32_t i = 0; i < n; ++i) largest.take(sum[i] += scale * values[i]);
+  return largest;
+}
+
+Largest add_all_scalar(const float* values, uint32_t n, float scale, float* sum) {
+  return add_loop(values, n, scale, sum);
+}
+#if defined(__x86_64__)
+DR_AVX2 Largest add_all_avx2(const float* values, uint32_t n, float scale, float* sum) {
+  return add_loop(values, n, scale, sum);
+}
+DR_AVX512 Largest add_all_avx512(const float* values, uint32_t n, float scale, float* sum) {
+  return add_loop(values, n, scale, sum);
+}
+#endif
+
+Payload open(const Context& context, const uint8_t* data, uint64_t size, uint64_t d) {
+  const Payload payload = read_payload(context.simd, data, size);
   if (payload.d != d)
     invalid_argument("payload: expected d = %llu elements, got %u",
                      static_cast<unsigned long long>(d), payload.d);
@@ -72,19 +93,19 @@ Payload open(const uint8_t* data, uint64_t size, uint64_t d) {
 
 void decode_sum(Context& context, const uint8_t* data, uint64_t size, float* out, uint64_t d,
                 float scale, Largest& caller_largest) {
-  const Payload payload = open(data, size, d);
+  const Payload payload = open(context, data, size, d);
   if ((payload.flags & kNonFinite) != 0) {
     for (uint64_t i = 0; i < d; ++i) out[i] = std::numeric_limits<float>::quiet_NaN();
     caller_largest.take(std::numeric_limits<float>::quiet_NaN());
     return;
   }
   const Selection sent = decode(context, payload);
-  Largest largest;  // a local, which cannot alias the sum
   if (sent.indices == nullptr) {
-    for (uint32_t i = 0; i < sent.count; ++i) largest.take(out[i] += scale * sent.values[i]);
-    caller_largest.take(largest.magnitude());
+    const auto add_all = DR_CHOOSE(context.simd, add_all);
+    caller_largest.take(add_all(sent.values, sent.count, scale, out).magnitude());
     return;
   }
+  Largest largest;  // a local, which cannot alias the sum
   for (uint32_t i = 0; i < sent.count; ++i) {
     prefetch_ahead(out, sent.indices, i, sent.count);
     largest.take(out[sent.indices[i]] += scale * sent.values[i]);
@@ -164,7 +185,7 @@ void decode_sparse(dr_context* caller, Context& context, const uint8_t* const* p
   Payload* opened = context.arena.array<Payload>(payload_count);
   uint64_t counts = 0;
   for (uint64_t p = 0; p < payload_count; ++p) {
-    opened[p] = open(payloads[p], sizes[p], d);
+    opened[p] = open(context, payloads[p], sizes[p], d);
     if ((opened[p].flags & kNonFinite) != 0)
       invalid_argument(
           "payloads: expected finite ones, got a non-finite payload at position %llu, whose sum has "

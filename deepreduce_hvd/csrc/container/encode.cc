@@ -14,11 +14,11 @@
 namespace deepreduce {
 namespace {
 
-void finish(dr_context* context, const Payload& payload) {
+void finish(dr_context* caller, const Context& context, const Payload& payload) {
   expect_section_lengths(payload);
-  void* out = context->output(context->user, static_cast<size_t>(payload.total_bytes()));
+  void* out = caller->output(caller->user, static_cast<size_t>(payload.total_bytes()));
   if (out == nullptr) Arena::out_of_memory(payload.total_bytes(), 1);
-  write_payload(payload, static_cast<uint8_t*>(out));
+  write_payload(context.simd, payload, static_cast<uint8_t*>(out));
 }
 
 void put_values(Payload& payload, const ValueCodec& codec, ByteWriter& section) {
@@ -244,13 +244,13 @@ void encode(dr_context* caller, Context& context, const dr_codec& codec, dr_enco
   if (!accumulate_and_select(context, codec, encoding, selected)) {
     payload.flags = kNonFinite;
     encoding.count = 0;
-    finish(caller, payload);
+    finish(caller, context, payload);
     return;
   }
   const Selection sent =
       pack(context, codec, stages, encoding.position, Accumulated(encoding), selected, payload);
   encoding.count = sent.count;
-  finish(caller, payload);
+  finish(caller, context, payload);
   remember_rest(context, codec, encoding, sent);
 }
 
@@ -270,7 +270,7 @@ void encode_sparse(dr_context* caller, Context& context, const dr_codec& codec,
   payload.dtype = static_cast<uint8_t>(encoding.dtype);
   if (!all_finite(encoding.values, encoding.count)) {
     payload.flags = kNonFinite;
-    finish(caller, payload);
+    finish(caller, context, payload);
     return;
   }
   static const uint32_t nothing = 0;
@@ -280,7 +280,7 @@ void encode_sparse(dr_context* caller, Context& context, const dr_codec& codec,
   const Selection given{count, encoding.indices, encoding.values};
   const Selection sent = pack(context, codec, stages, encoding.position,
                               Given(encoding.indices, encoding.values, count), given, payload);
-  finish(caller, payload);
+  finish(caller, context, payload);
   if (encoding.write_back != 0) write_back(context.arena, sent, encoding);
 }
 

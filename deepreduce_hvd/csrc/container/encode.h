@@ -10,7 +10,7 @@ namespace deepreduce {
 // Tracks the largest magnitude of its inputs; NaN is larger than Inf.
 class Largest {
  public:
-  void take(float value) {
+  DR_ELEMENT void take(float value) {
     // these bits have the order of magnitudes
     const int32_t bits = static_cast<int32_t>(float_bits(value) & 0x7FFFFFFFu);
     bits_ = bits > bits_ ? bits : bits_;

@@ -1,21 +1,43 @@
 #include "container/payload.h"
 
+#include "support/simd.h"
+
 namespace deepreduce {
 namespace {
 
-uint64_t checksum(const uint8_t* data, uint64_t size) {
-  uint64_t sum = 0, word_index = 0;
-  const auto add = [&](uint64_t word) { sum += checksum_term(word, word_index++); };
-  uint64_t at = 0;
-  for (; at + 8 <= size; at += 8) {
+// Adds up the terms of the words number `first` to `last` - 1.
+DR_INLINE uint64_t sum_loop(const uint8_t* data, uint64_t first, uint64_t last) {
+  uint64_t sum = 0;
+  for (uint64_t i = first; i < last; ++i) {
     uint64_t word;
-    std::memcpy(&word, data + at, 8);
-    add(at == kChecksumOffset ? 0 : word);
+    std::memcpy(&word, data + 8 * i, 8);
+    sum += checksum_term(word, i);
   }
-  if (at < size) {
+  return sum;
+}
+
+uint64_t sum_scalar(const uint8_t* data, uint64_t first, uint64_t last) {
+  return sum_loop(data, first, last);
+}
+#if defined(__x86_64__)
+DR_AVX2 uint64_t sum_avx2(const uint8_t* data, uint64_t first, uint64_t last) {
+  return sum_loop(data, first, last);
+}
+DR_AVX512 uint64_t sum_avx512(const uint8_t* data, uint64_t first, uint64_t last) {
+  return sum_loop(data, first, last);
+}
+#endif
+
+// For at least kHeaderBytes bytes.
+uint64_t checksum(Simd simd, const uint8_t* data, uint64_t size) {
+  const auto sum_words = DR_CHOOSE(simd, sum);
+  const uint64_t words = size / 8;
+  uint64_t sum = sum_scalar(data, 0, kHeaderWords) + checksum_term(0, kHeaderWords) +
+                 sum_words(data, kHeaderWords + 1, words);
+  if (size % 8 != 0) {
     uint64_t word = 0;
-    std::memcpy(&word, data + at, size - at);
-    add(word);
+    std::memcpy(&word, data + 8 * words, size % 8);
+    sum += checksum_term(word, words);
   }
   return sum;
 }
@@ -89,7 +111,7 @@ void expect_section_lengths(const Payload& payload) {
   expect_section_length(payload.order_bytes, "order");
 }
 
-void write_payload(const Payload& payload, uint8_t* out) {
+void write_payload(Simd simd, const Payload& payload, uint8_t* out) {
   uint64_t words[kHeaderBytes / 8] = {};
   store_header(payload, words);
   std::memcpy(out, words, kHeaderBytes);
@@ -101,7 +123,7 @@ void write_payload(const Payload& payload, uint8_t* out) {
   put(payload.index, payload.index_bytes);
   put(payload.values, payload.value_bytes);
   put(payload.order_map, payload.order_bytes);
-  const uint64_t sum = checksum(out, payload.total_bytes());
+  const uint64_t sum = checksum(simd, out, payload.total_bytes());
   std::memcpy(out + kChecksumOffset, &sum, 8);
 }
 
@@ -123,9 +145,9 @@ PayloadStart read_start(const uint8_t* data, uint64_t size) {
   return {total, header.non_finite()};
 }
 
-Payload read_payload(const uint8_t* data, uint64_t size) {
+Payload read_payload(Simd simd, const uint8_t* data, uint64_t size) {
   Payload payload{read_header(data, size)};
-  const HeaderRefusal refusal = check_header(payload, size, checksum(data, size));
+  const HeaderRefusal refusal = check_header(payload, size, checksum(simd, data, size));
   if (refusal.fault != HeaderFault::nothing) refuse(payload, refusal);
   payload.index = data + kHeaderBytes;
   payload.values = payload.index + payload.index_bytes;

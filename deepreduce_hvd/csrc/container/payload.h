@@ -29,7 +29,7 @@ void expect_section_lengths(const Payload& payload);
 
 // Writes header, sections and checksum to `out`, total_bytes() in all. The lengths of the sections
 // are checked before.
-void write_payload(const Payload& payload, uint8_t* out);
+void write_payload(Simd simd, const Payload& payload, uint8_t* out);
 
 // Returns the fields of a header; raises an error only if there are not kHeaderBytes bytes.
 Header read_header(const uint8_t* data, uint64_t size);
@@ -43,7 +43,7 @@ struct PayloadStart {
 PayloadStart read_start(const uint8_t* data, uint64_t size);
 
 // Checks everything that needs no decoding. The sections point into `data`.
-Payload read_payload(const uint8_t* data, uint64_t size);
+Payload read_payload(Simd simd, const uint8_t* data, uint64_t size);
 
 }  // namespace deepreduce
 #endif
