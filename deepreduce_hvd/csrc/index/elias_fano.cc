@@ -41,16 +41,14 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
                     section.section(), count, static_cast<unsigned long long>(high_bits),
                     static_cast<unsigned long long>(found));
   // compute all in 64 bits, then check them once
-  const uint64_t mask = (uint64_t{1} << width) - 1, bytes = low_bytes + high_bytes;
   int64_t previous = -1;
   bool ascending = true;
-  for (uint32_t i = 0; i < count; ++i) {
-    const int64_t index = static_cast<int64_t>((uint64_t{indices[i] - i} << width) |
-                                               (load_bits(low, bytes, uint64_t{i} * width) & mask));
+  for_each_field(low, low_bytes + high_bytes, count, width, [&](uint32_t i, uint64_t field) {
+    const int64_t index = static_cast<int64_t>((uint64_t{indices[i] - i} << width) | field);
     ascending &= index > previous;
     indices[i] = static_cast<uint32_t>(index);
     previous = index;
-  }
+  });
   if (!ascending) {
     uint32_t i = 1;
     while (i + 1 < count && indices[i] > indices[i - 1]) ++i;

@@ -85,17 +85,17 @@ uint32_t decode_block(Simd simd, const uint8_t* data, uint64_t bytes, uint32_t n
         "%s: expected %u unary codes that end in the block's last byte, got %llu in %llu bytes",
         section, n, static_cast<unsigned long long>(found),
         static_cast<unsigned long long>(unary_bytes));
-  const uint64_t mask = (uint64_t{1} << b) - 1;
+  const uint32_t quotients = indices[n - 1] - (n - 1);  // their sum
   uint64_t base = next;  // smallest next index if all quotients were 0
-  for (uint32_t i = 0; i < n; ++i) {
-    base += load_bits(data, bytes, uint64_t{i} * b) & mask;
-    const uint64_t index = base + (uint64_t{indices[i] - i} << b);
-    indices[i] = static_cast<uint32_t>(index);
+  for_each_field(data, bytes, n, b, [&](uint32_t i, uint64_t field) {
+    base += field;
+    indices[i] = static_cast<uint32_t>(base + (uint64_t{indices[i] - i} << b));
     ++base;
-    if (i + 1 == n && index >= d)  // indices are ascending, in 64 bits
-      corrupt_payload("%s: expected an index below d = %u, got %llu", section, d,
-                      static_cast<unsigned long long>(index));
-  }
+  });
+  const uint64_t last = base - 1 + (uint64_t{quotients} << b);
+  if (last >= d)  // indices are ascending, in 64 bits
+    corrupt_payload("%s: expected an index below d = %u, got %llu", section, d,
+                    static_cast<unsigned long long>(last));
   return indices[n - 1] + 1;
 }
 

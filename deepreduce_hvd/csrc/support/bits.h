@@ -55,6 +55,26 @@ DR_HOST_DEVICE inline uint64_t load_bits(const uint8_t* data, uint64_t bytes, ui
   return word >> (bit & 7);
 }
 
+// Calls visit(i, field) for each of `count` fields of `width` bits, from the first bit of `data`
+// on. Bits past the end are zero.
+template <class Visit>
+inline void for_each_field(const uint8_t* data, uint64_t bytes, uint32_t count, unsigned width,
+                           Visit visit) {
+  const uint64_t mask = (uint64_t{1} << width) - 1;
+  // the fields whose 8 bytes are within the data need no test
+  uint64_t whole = 0;
+  if (bytes >= 8) whole = width == 0 ? count : ((bytes - 8) * 8 + 7) / width + 1;
+  const uint32_t quick = whole < count ? static_cast<uint32_t>(whole) : count;
+  uint64_t bit = 0;
+  uint32_t i = 0;
+  for (; i < quick; ++i, bit += width) {
+    uint64_t word;
+    memcpy(&word, data + (bit >> 3), 8);
+    visit(i, (word >> (bit & 7)) & mask);
+  }
+  for (; i < count; ++i, bit += width) visit(i, load_bits(data, bytes, bit) & mask);
+}
+
 // Appends fields to memory that the caller has made large enough. Writes 8 bytes at a time, but
 // never past the last byte of the last field.
 class BitWriter {
