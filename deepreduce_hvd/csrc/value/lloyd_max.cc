@@ -4,6 +4,10 @@
 #include "support/simd.h"
 #include "value/lloyd_max_levels.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace deepreduce {
 namespace {
 
@@ -66,6 +70,38 @@ DR_KERNELS(scalar, )
 #if defined(__x86_64__)
 DR_KERNELS(avx2, DR_AVX2)
 DR_KERNELS(avx512, DR_AVX512)
+#endif
+
+// values[i] = table[codes[i]], for codes below the 2 * kLloydMostLevels entries of the table.
+void look_up_scalar(const uint8_t* codes, uint32_t n, const float* table, float* values) {
+  for (uint32_t i = 0; i < n; ++i) values[i] = table[codes[i]];
+}
+#if defined(__x86_64__)
+static_assert(2 * kLloydMostLevels == 16, "the table fills one or two registers");
+DR_AVX2 void look_up_avx2(const uint8_t* codes, uint32_t n, const float* table, float* values) {
+  const __m256 first = _mm256_loadu_ps(table), second = _mm256_loadu_ps(table + 8);
+  uint32_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m256i eight =
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + i)));
+    const __m256 is_second = _mm256_castsi256_ps(_mm256_slli_epi32(eight, 28));
+    _mm256_storeu_ps(values + i,
+                     _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, eight),
+                                      _mm256_permutevar8x32_ps(second, eight), is_second));
+  }
+  look_up_scalar(codes + i, n - i, table, values + i);
+}
+DR_AVX512 void look_up_avx512(const uint8_t* codes, uint32_t n, const float* table, float* values) {
+  const __m512 all = _mm512_loadu_ps(table);
+  uint32_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m128i sixteen = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
+    // all lanes; GCC 12 warns of uninitialized lanes in the forms without a mask
+    _mm512_storeu_ps(values + i, _mm512_maskz_permutexvar_ps(
+                                     0xFFFF, _mm512_maskz_cvtepu8_epi32(0xFFFF, sixteen), all));
+  }
+  look_up_scalar(codes + i, n - i, table, values + i);
+}
 #endif
 
 // Counts the magnitudes in bins and makes the tables for the fit. count is at least 1.
@@ -136,7 +172,7 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
     corrupt_payload("%s: expected 1 to %u bits per value, got %u", section.section(),
                     kLloydMostBits, bits);
   const uint32_t number = lloyd_levels(bits);
-  float table[2 * kLloydMostLevels];
+  float table[2 * kLloydMostLevels] = {};
   std::memcpy(table, section.take(uint64_t{4} * number), uint64_t{4} * number);
   uint32_t last = 0;
   for (uint32_t i = 0; i < number; ++i) {
@@ -152,10 +188,11 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
   expect_zero_padding(packed, uint64_t{count} * bits, section.section());
   const uint8_t* end = packed + packed_bytes(count, bits);
   uint8_t* codes = context.arena.array<uint8_t>(kBlock);
+  const auto look_up = DR_CHOOSE(context.simd, look_up);
   for (uint32_t first = 0; first < count; first += kBlock) {
     const uint32_t n = smaller(kBlock, count - first);
     unpack_codes(context.simd, packed, end, n, bits, codes);
-    for (uint32_t i = 0; i < n; ++i) values[first + i] = table[codes[i]];
+    look_up(codes, n, table, values + first);
     packed += packed_bytes(n, bits);
   }
 }
