@@ -20,7 +20,7 @@ from simulated_ranks import (
 )
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.communicators import base
+from deepreduce_hvd.communicators import base, cltk
 from deepreduce_hvd.communicators.gtopk import keep_largest
 from deepreduce_hvd.communicators.simulator import Simulator
 from deepreduce_hvd.communicators.sparse_sum import SparseSum
@@ -234,6 +234,28 @@ def test_gtopk_and_cltk_do_not_fill_in():
     }
     assert counts["gtopk"] == counts["cltk"] == 50
     assert counts["recursive_doubling"] > 100
+
+
+@parametrize_product(
+    index=INDEX,
+    sparsifier=[dr.TopK(0.5), dr.ChunkTopK(0.02), dr.RandomK(0.3)],
+    memory=[dr.Residual(), dr.LowPass(0.3), dr.MomentumCorrection(0.5)],
+)
+def test_cltk_selects_once_or_twice_with_the_same_result(monkeypatch, index, sparsifier, memory):
+    """If its message is lossless, the leader needs no second selection."""
+    codec, random = dr.Codec(sparsifier, INDEX[index], dr.RawValue()), np.random.default_rng(1)
+    gradients = [random.standard_normal(1500).astype(np.float32) for _ in range(3)]
+    gradients[1][random.random(1500) < 0.7] = 0
+
+    def results():
+        totals, buckets = run("cltk", codec, gradients, memory=memory, step=1, shapes=[1400, 100])
+        states = [part for bucket in buckets for member in bucket.members for part in member.state]
+        return [*totals, *states]
+
+    once = results()
+    monkeypatch.setattr(cltk, "_decodes_to_itself", lambda bucket: False)
+    for one, other in zip(once, results(), strict=True):
+        same_bits(one, other)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,15 @@ from deepreduce_hvd.communicators.exchange import Channel
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, merged
 from deepreduce_hvd.communicators.sums import BucketSum, CompleteSum
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.stages.base import Memory, Sparsifier
+from deepreduce_hvd.stages.base import Memory, Sparsifier, is_built_in
+from deepreduce_hvd.stages.index_codecs import Bloom
 from deepreduce_hvd.stages.sparsifiers import ChunkTopK, Threshold, TopK
 from deepreduce_hvd.stages.value_codecs import Deflate
 
 #: elements of a tensor for which a share below 1 leaves out at least one
 _MANY = 2**31 - 1
+#: elements of a bucket from which on the fixed parts of a message are small beside its indices
+_LARGE = 1024
 
 
 def _keeps_all_nonzero(sparsifier: Sparsifier) -> bool:
@@ -28,6 +31,22 @@ def _keeps_all_nonzero(sparsifier: Sparsifier) -> bool:
     if not isinstance(sparsifier, (TopK, ChunkTopK)):
         return False
     return sparsifier.most_selected(_MANY, sparsifier.schedule_steps) == _MANY
+
+
+def _decodes_to_itself(bucket: Bucket) -> bool:
+    """Return whether the message of the leader's selection decodes to exactly that selection.
+
+    Then one selection gives both the indices and the leader's own values, and a second one is not
+    needed. All index codecs of this package but Bloom are lossless. If at most half of the elements
+    are selected, their message is never larger than one of all elements, which would replace it.
+    """
+    index, sparsifier = bucket.codec.index, bucket.codec.sparsifier
+    if isinstance(index, Bloom) or not (is_built_in(index) and is_built_in(sparsifier)):
+        return False
+    if any(member.held for member in bucket.members) or bucket.d < _LARGE:
+        return False
+    most = [sparsifier.most_selected(member.d, bucket.step) for member in bucket.members]
+    return None not in most and 2 * sum(most) <= bucket.d
 
 
 class CLTK(Communicator):
@@ -55,9 +74,12 @@ class CLTK(Communicator):
 
     def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
         leader = bucket.step % channel.size
-        message = None
+        message = own = None
         if channel.rank == leader:
-            chosen = bucket.choose()
+            if _decodes_to_itself(bucket):
+                chosen = own = bucket.select()
+            else:
+                chosen = bucket.choose()
             if chosen.valid:  # only the indices matter; zeros compress to almost nothing
                 chosen = SparseSum(chosen.indices, np.zeros(chosen.indices.size, dtype=np.float32))
             message = bucket.code(chosen, 0, 0, bucket.codec.with_stages(value=Deflate()))
@@ -65,8 +87,6 @@ class CLTK(Communicator):
         chosen = merged([message], bucket.d, channel.rank)
         if not chosen.valid:
             return CompleteSum(bucket, chosen)
-        return (
-            yield from sum_values(
-                bucket, channel, chosen.indices, bucket.select(given=chosen.indices)
-            )
-        )
+        if own is None:
+            own = bucket.select(given=chosen.indices)
+        return (yield from sum_values(bucket, channel, chosen.indices, own))
