@@ -107,6 +107,8 @@ def codec_ids(data):
 def read_header(data):
     """Read the header of a payload, (40,) uint8.
 
+    A non-finite payload is only a header, and nobody decodes it. So all of it is checked here.
+
     Returns:
         A tuple (size of the whole payload in bytes, whether the payload is non-finite).
 
@@ -120,7 +122,10 @@ def read_header(data):
             f"{data[:5].tobytes().hex(' ')}"
         )
     fields = HEADER.unpack(data.tobytes())
-    return HEADER.size + sum(fields[10:13]), bool(fields[2] & NON_FINITE)
+    non_finite = bool(fields[2] & NON_FINITE)
+    if non_finite:
+        read(data)
+    return HEADER.size + sum(fields[10:13]), non_finite
 
 
 def read_headers(headers):
@@ -132,12 +137,12 @@ def read_headers(headers):
     Raises:
         CorruptPayloadError: the bytes are not the headers of payloads.
     """
-    for header in headers[
-        (headers[:, : len(_START)] != np.frombuffer(_START, np.uint8)).any(axis=1)
-    ]:
-        read_header(header)  # raises the error
+    non_finite = headers[:, _FLAGS] & NON_FINITE != 0
+    wrong = (headers[:, : len(_START)] != np.frombuffer(_START, np.uint8)).any(axis=1)
+    for header in headers[wrong | non_finite]:
+        read_header(header)  # raises the error, if there is one
     lengths = np.ascontiguousarray(headers[:, _LENGTHS]).view("<u4").astype(np.int64)
-    return HEADER.size + lengths.sum(axis=1), headers[:, _FLAGS] & NON_FINITE != 0
+    return HEADER.size + lengths.sum(axis=1), non_finite
 
 
 def read(data):

@@ -165,18 +165,28 @@ def test_a_rank_that_fails_makes_all_raise(scheme, who):
         assert (outcome.__cause__ is not None) == (rank in who)
 
 
-@pytest.mark.parametrize("scheme", ["split", "recursive_doubling", "gtopk"])
-def test_a_corrupt_message_is_named(scheme):
+#: {name: (byte of a message, bits that change)}
+DAMAGE = {"last_byte": (-1, 1), "non_finite": (5, 1), "unknown_flag": (5, 2)}
+
+
+def damaged(message, damage):
+    byte, bits = DAMAGE[damage]
+    message = message.copy()
+    message[byte] ^= bits
+    return message
+
+
+@parametrize_product(scheme=["split", "recursive_doubling", "gtopk"], damage=DAMAGE)
+def test_a_corrupt_message_is_named(scheme, damage):
     """A message to one rank is corrupted. The other ranks learn of it in a later round."""
 
     class Breaking(Simulator):
         def _alltoall(self, group, calls):
             received = super()._alltoall(group, calls)
             if self.rounds == 1:
-                part = received[2][3].copy()
+                part = received[2][3]
                 assert part.size
-                part[-1] ^= 1
-                received[2] = [*received[2][:3], part, *received[2][4:]]
+                received[2] = [*received[2][:3], damaged(part, damage), *received[2][4:]]
             return received
 
     buckets = jobs_of(
@@ -188,9 +198,9 @@ def test_a_corrupt_message_is_named(scheme):
         assert "rank 2: CorruptPayloadError" in str(outcome)
 
 
-@parametrize_product(scheme=SCHEMES, size=[2, 5], who=[0, 3])
-def test_what_one_rank_breaks_is_an_error_on_all(scheme, size, who):
-    """A rank sends a payload with a corrupted last byte, in any round.
+@parametrize_product(scheme=SCHEMES, size=[2, 5], who=[0, 3], damage=DAMAGE)
+def test_what_one_rank_breaks_is_an_error_on_all(scheme, size, who, damage):
+    """A rank sends a payload with a corrupted byte, in any round.
 
     Every rank raises an error with the cause and the rank that detected it.
     """
@@ -211,7 +221,7 @@ def test_what_one_rank_breaks_is_an_error_on_all(scheme, size, who):
             ):
                 return data
             self.broke = True
-            return np.concatenate([data[:-1], data[-1:] ^ 1])
+            return damaged(data, damage)
 
         def _perform(self, group, calls):
             calls[who].data = (

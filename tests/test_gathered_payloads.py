@@ -106,6 +106,13 @@ def test_a_damaged_payload_names_its_rank():
         total.add_to(1, np.zeros(bucket.members[1].d, np.float32), 1.0)
 
 
+def test_a_damaged_payload_does_not_pass_as_non_finite():
+    bucket, messages = random_messages(np.random.default_rng(0), CODECS[1], 2, 3)
+    messages[1][1][5] ^= 1
+    with pytest.raises(dr.CorruptPayloadError, match=r"^parameter .*: rank 1: payload checksum"):
+        GatheredPayloads(bucket, np.concatenate([part for own in messages for part in own]), 3)
+
+
 @pytest.mark.parametrize(
     ("starts", "ends", "words"),
     [

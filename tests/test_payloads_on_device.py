@@ -62,6 +62,18 @@ def test_a_wrong_start_is_refused(place):
         container.read_headers(headers)
 
 
+@pytest.mark.parametrize("field", ["flags", "d", "checksum"])
+def test_a_damaged_payload_does_not_pass_as_non_finite(field):
+    """Only its header is ever read, so this must be checked completely."""
+    finite, void = (CODEC.encode(np.full(50, value, np.float32)) for value in (1, np.nan))
+    assert container.read_header(void) == (container.HEADER.size, True)
+    header = finite[: container.HEADER.size].copy() if field == "flags" else void.copy()
+    header[{"flags": 5, "d": 12, "checksum": 32}[field]] ^= container.NON_FINITE
+    for read, given in ((container.read_header, header), (container.read_headers, header[None])):
+        with pytest.raises(dr.CorruptPayloadError, match="payload (length|checksum): expected"):
+            read(given)
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_payloads_are_where_their_headers_say(ranks):
     payloads = payloads_of(np.random.default_rng(ranks), 4 * ranks)

@@ -74,7 +74,10 @@ def butterfly(bucket, channel, trim):
 
     if channel.size == 2:
         gathered = yield channel.allgather(bucket.code(partial, 1, rank))
-        low, high = np.split(gathered, wire.split(gathered, 2).bounds[1:-1])
+        try:
+            low, high = np.split(gathered, wire.split(gathered, 2).bounds[1:-1])
+        except Exception as error:
+            return CompleteSum(bucket, failed(rank, error))
         return CompleteSum(bucket, combine(low, high, 0))
     if beyond:
         if rank >= power or rank < beyond:

@@ -87,7 +87,11 @@ class GatheredPayloads(BucketSum):
 
     def __init__(self, bucket: Bucket, gathered: Any, size: int) -> None:
         self.gathered = gathered
-        self._divide(bucket, wire.split(gathered), size)
+        try:
+            messages = wire.split(gathered, of_each=len(bucket.members))
+        except CorruptPayloadError as error:
+            raise CorruptPayloadError(f"parameter {bucket.name}: {error}") from None
+        self._divide(bucket, messages, size)
 
     def _divide(self, bucket: Bucket, messages: wire.Messages, size: int) -> None:
         """Find the messages of each member.

@@ -89,12 +89,14 @@ def refusal_of(messages, refusal):
     return np.concatenate([refusal] * len(split(messages)))
 
 
-def split(gathered, count=None):
+def split(gathered, count=None, of_each=0):
     """Split the concatenated messages of all ranks.
 
     Args:
         gathered: (n,) uint8.
         count: the number of messages. None allows any number.
+        of_each: the number of messages of each rank, so that an error can name the rank. 0 if they
+            are not in the order of the ranks.
 
     Returns:
         The :class:`Messages`.
@@ -102,7 +104,7 @@ def split(gathered, count=None):
     Raises:
         CorruptPayloadError: the bytes are not a sequence of ``count`` messages.
     """
-    bounds, non_finite, notices = _native.read_messages(np.asarray(gathered))
+    bounds, non_finite, notices = _native.read_messages(np.asarray(gathered), of_each)
     if count not in (None, len(non_finite)):
         raise CorruptPayloadError(f"expected {count} messages, got {len(non_finite)}")
     return Messages(bounds, non_finite, dict(notices))

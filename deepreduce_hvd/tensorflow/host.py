@@ -91,7 +91,7 @@ class HostPath:
         members = len(group.payloads)
 
         def decode(gathered, factor, ranks):
-            messages = wire.split(gathered)
+            messages = wire.split(gathered, of_each=members)
             for number in range(members):  # no gradient of the message may change its variable
                 wire.raise_notices(slot.label, messages, number, members)
             if len(messages) != ranks * members:

@@ -226,9 +226,10 @@ py::dict inspect(const Bytes& payload) {
   return result;
 }
 
-// Splits concatenated messages. Returns (n + 1,) int64: message i has the bytes from number i to
-// number i + 1; (n,) bool: whether each is a non-finite payload; and [(i, text)] of the notices.
-py::tuple read_messages(const Bytes& messages) {
+// Splits concatenated messages, `of_each` of each rank (0: not in the order of ranks). Returns
+// (n + 1,) int64: message i has the bytes from number i to number i + 1; (n,) bool: whether each is
+// a non-finite payload; and [(i, text)] of the notices. With `of_each`, an error names the rank.
+py::tuple read_messages(const Bytes& messages, size_t of_each) {
   const uint64_t size = static_cast<uint64_t>(messages.size());
   Call call(-1);
   std::vector<int64_t> bounds(1, 0);
@@ -236,7 +237,13 @@ py::tuple read_messages(const Bytes& messages) {
   py::list notices;
   for (uint64_t at = 0; at < size; bounds.push_back(static_cast<int64_t>(at))) {
     dr_message message;
-    call.check(dr_read_message(&call.context, messages.data() + at, size - at, &message));
+    const int status = dr_read_message(&call.context, messages.data() + at, size - at, &message);
+    if (status != DR_OK && of_each != 0) {
+      const std::string reason = call.context.message;
+      std::snprintf(call.context.message, sizeof(call.context.message), "rank %zu: %s",
+                    non_finite.size() / of_each, reason.c_str());
+    }
+    call.check(status);
     if (message.text != nullptr)
       notices.append(py::make_tuple(
           non_finite.size(),
@@ -330,7 +337,7 @@ PYBIND11_MODULE(_native, module) {
   module.def("add_sparse", &add_sparse, py::arg("indices"), py::arg("values"), py::arg("out"),
              py::arg("scale") = 1.0f, py::arg("start") = 0);
   module.def("inspect", &inspect, py::arg("payload"));
-  module.def("read_messages", &read_messages, py::arg("messages"));
+  module.def("read_messages", &read_messages, py::arg("messages"), py::arg("of_each") = 0);
   module.def("write_notice", &write_notice, py::arg("text"));
   module.def("size_notice", &size_notice, py::arg("size"), py::arg("senders"), py::arg("most"),
              py::arg("rank"));
