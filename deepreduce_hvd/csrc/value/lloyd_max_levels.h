@@ -96,7 +96,8 @@ DR_HOST_DEVICE inline uint32_t lloyd_search(const double* numbers, uint32_t at, 
 DR_HOST_DEVICE inline bool lloyd_keeps_zeros(uint32_t number) { return number >= 4; }
 
 // Fits `number` levels. A magnitude has level i if its bits reach i of the number - 1 thresholds.
-// With `has_zeros`, the lowest level is 0.
+// With `has_zeros`, the lowest level is 0. One level has the smallest possible error. More levels
+// are not always close to it: with heavy tails, the error can be several times as large.
 DR_HOST_DEVICE inline void lloyd_fit(const LloydTables& tables, uint32_t number, bool has_zeros,
                                      float* levels, uint32_t* thresholds) {
   uint32_t ends[kLloydMostLevels + 1];

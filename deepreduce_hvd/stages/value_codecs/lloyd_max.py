@@ -100,12 +100,13 @@ class LloydMax(ValueCodec):
     """Value codec with a few levels fitted to each tensor (Lloyd 1982; Max 1960).
 
     One bit is the sign. The other bits select one of 2^(bits-1) magnitudes, the levels. They are
-    fitted with eight steps of Lloyd's method. The result is close to the smallest mean squared
-    error if magnitudes have no gaps. If they form distant clusters, more bits may gain nothing.
-    With ``bits=1`` a value becomes its sign times the mean magnitude, as in EF-SignSGD (Karimireddy
-    et al. 2019). With three or four bits, zeros stay zeros: then the lowest level is 0. Nothing is
-    random, and the error is always smaller than the values, so a memory can keep it with any number
-    of bits.
+    fitted with eight steps of Lloyd's method. With ``bits=1`` the mean squared error is the
+    smallest possible. With more bits it is within about 15 % of that for normal or Laplace values,
+    but with heavy tails it can be two to four times as large. If magnitudes form distant clusters,
+    more bits may gain nothing. With ``bits=1`` a value becomes its sign times the mean magnitude,
+    as in EF-SignSGD (Karimireddy et al. 2019). With three or four bits, zeros stay zeros: then the
+    lowest level is 0. Nothing is random, and the error is always smaller than the values, so a
+    memory can keep it with any number of bits.
 
     The largest 1 % of a gradient have similar magnitudes. Few levels are enough for them.
 
