@@ -2,11 +2,11 @@
 #include "container/encode.h"
 
 #include <algorithm>
-#include <cfloat>
 
 #include "api/arguments.h"
 #include "container/order.h"
 #include "container/payload.h"
+#include "select/element.h"
 #include "select/select.h"
 #include "support/half.h"
 #include "support/random.h"
@@ -196,13 +196,8 @@ float* output_floats(dr_context* context, uint64_t bytes) {
 
 bool all_finite(const float* values, uint64_t count) {
   uint32_t largest = 0;
-  for (uint64_t i = 0; i < count; ++i)
-    largest = std::max(largest, float_bits(values[i]) & 0x7FFFFFFFu);
+  for (uint64_t i = 0; i < count; ++i) largest = std::max(largest, magnitude_bits(values[i]));
   return largest < 0x7F800000u;
-}
-
-float saturated_difference(float a, float b) {
-  return std::min(std::max(a - b, -FLT_MAX), FLT_MAX);
 }
 
 // Writes the error of the payload to encoding.values, and finds the elements that a lossy index
@@ -211,7 +206,7 @@ void write_back(Arena& arena, const Selection& sent, dr_sparse_encoding& encodin
   float* values = encoding.values;
   if (sent.indices == encoding.indices) {
     for (uint64_t i = 0; i < encoding.count; ++i)
-      values[i] = saturated_difference(values[i], sent.values[i]);
+      values[i] = without(values[i], 1.0f, sent.values[i]);
     return;
   }
   uint32_t* added = arena.array<uint32_t>(sent.count);
@@ -221,7 +216,7 @@ void write_back(Arena& arena, const Selection& sent, dr_sparse_encoding& encodin
     const uint32_t at = sent.indices == nullptr ? j : sent.indices[j];
     while (g < encoding.count && encoding.indices[g] < at) ++g;
     if (g < encoding.count && encoding.indices[g] == at) {
-      values[g] = saturated_difference(values[g], sent.values[j]);
+      values[g] = without(values[g], 1.0f, sent.values[j]);
     } else if (sent.values[j] != 0) {
       added[encoding.added_count] = at;
       lacks[encoding.added_count++] = -sent.values[j];

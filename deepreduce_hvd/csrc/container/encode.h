@@ -11,8 +11,7 @@ namespace deepreduce {
 class Largest {
  public:
   DR_ELEMENT void take(float value) {
-    // these bits have the order of magnitudes
-    const int32_t bits = static_cast<int32_t>(float_bits(value) & 0x7FFFFFFFu);
+    const int32_t bits = static_cast<int32_t>(magnitude_bits(value));
     bits_ = bits > bits_ ? bits : bits_;
   }
   float magnitude() const { return bits_float(static_cast<uint32_t>(bits_)); }

@@ -24,10 +24,10 @@ constexpr double kRankUnit = 1.0 / (1 << 19);
 constexpr double kMarkUnit = 1.0 / 65536;
 
 // Returns a 32-bit mark of configuration, step and loss scale (0 for none). With one configuration
-// and loss scale, steps less than 2^32 apart never have the same mark. Marks of close steps differ
-// widely in both halves, so every rank sees a difference in the sum over many ranks. The step is
-// multiplied by an odd number (2^32 divided by the golden ratio) and its halves are mixed; both
-// operations are invertible. Different loss scales give random marks.
+// and loss scale, steps within one block of 2^32 never have the same mark. Marks of close steps
+// differ widely in both halves, so every rank sees a difference in the sum over many ranks. The
+// step is multiplied by an odd number (2^32 divided by the golden ratio) and its halves are mixed;
+// both operations are invertible. Different loss scales give random marks.
 uint32_t mark_of(uint32_t fingerprint, uint64_t step, double loss_scale) {
   uint32_t mixed =
       (static_cast<uint32_t>(step) ^ static_cast<uint32_t>(mix64(step >> 32))) * 0x9E3779B1u;

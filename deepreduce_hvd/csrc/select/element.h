@@ -13,9 +13,6 @@ DR_ELEMENT float saturate(float value) {
   return value > FLT_MAX ? FLT_MAX : value;
 }
 
-// The bits of a float without its sign; as integers they have the order of magnitudes.
-DR_ELEMENT uint32_t magnitude_bits(float value) { return float_bits(value) & 0x7FFFFFFFu; }
-
 // The momentum buffer after the gradient's element is added.
 DR_ELEMENT float next_velocity(float momentum, float velocity, float gradient) {
   return saturate(momentum * velocity + gradient);

@@ -170,33 +170,33 @@ uint32_t add_collect_scalar(float* sum, const float* addend, uint32_t n, uint32_
 DR_SELECT_LEVEL(scalar, );
 
 #if defined(__x86_64__)
-// Appends the elements values[i] whose bit i of `set` is 1; returns the new count.
-DR_INLINE uint32_t append_set(uint64_t set, const float* values, uint32_t base, uint32_t* indices,
-                              float* kept, uint32_t count) {
-  const uint32_t end = count + static_cast<uint32_t>(__builtin_popcountll(set));
+// Appends the elements values[i] whose bit i of `mask` is 1; returns the new count.
+DR_INLINE uint32_t append_masked(uint64_t mask, const float* values, uint32_t base,
+                                 uint32_t* indices, float* kept, uint32_t count) {
+  const uint32_t end = count + static_cast<uint32_t>(__builtin_popcountll(mask));
   // there are rarely more than two, so two are always written, without a branch to mispredict
   for (int j = 0; j < 2; ++j) {
-    const uint32_t at = static_cast<uint32_t>(__builtin_ctzll(set | uint64_t{1} << 63));
+    const uint32_t at = static_cast<uint32_t>(__builtin_ctzll(mask | uint64_t{1} << 63));
     indices[count] = base + at;
     kept[count++] = values[at];
-    set &= set - 1;
+    mask &= mask - 1;
   }
-  for (; set != 0; set &= set - 1) {
-    const uint32_t at = static_cast<uint32_t>(__builtin_ctzll(set));
+  for (; mask != 0; mask &= mask - 1) {
+    const uint32_t at = static_cast<uint32_t>(__builtin_ctzll(mask));
     indices[count] = base + at;
     kept[count++] = values[at];
   }
   return end;
 }
 
-// Returns a set of 64 bits: bit i is 1 if the magnitude of values[i] is at least `least`. Before
+// Returns a mask of 64 bits: bit i is 1 if the magnitude of values[i] is at least `least`. Before
 // that, it adds the addend to the values if `adds`.
 template <bool adds>
-DR_AVX2 DR_INLINE uint64_t set_avx2(float* values, const float* addend, int32_t least) {
+DR_AVX2 DR_INLINE uint64_t mask_of_large_avx2(float* values, const float* addend, int32_t least) {
   const __m256i below = _mm256_set1_epi32(least - 1),
                 magnitude_mask = _mm256_set1_epi32(0x7FFFFFFF);
   const __m256 lowest_sum = _mm256_set1_ps(-FLT_MAX), highest_sum = _mm256_set1_ps(FLT_MAX);
-  uint64_t set = 0;
+  uint64_t mask = 0;
   for (uint32_t j = 0; j < 64; j += 8) {
     __m256 value = _mm256_loadu_ps(values + j);
     if (adds) {  // as next_sum, also for NaN: these instructions return their second argument then
@@ -205,10 +205,10 @@ DR_AVX2 DR_INLINE uint64_t set_avx2(float* values, const float* addend, int32_t 
       _mm256_storeu_ps(values + j, value);
     }
     const __m256i bits = _mm256_and_si256(_mm256_castps_si256(value), magnitude_mask);
-    const int mask = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(bits, below)));
-    set |= static_cast<uint64_t>(mask) << j;
+    const int eight = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(bits, below)));
+    mask |= static_cast<uint64_t>(eight) << j;
   }
-  return set;
+  return mask;
 }
 
 DR_AVX2 uint32_t collect_avx2(const float* values, uint32_t n, uint32_t base, uint32_t limit,
@@ -216,8 +216,8 @@ DR_AVX2 uint32_t collect_avx2(const float* values, uint32_t n, uint32_t base, ui
   const int32_t least = signed_limit(limit);
   uint32_t count = 0, i = 0;
   for (; i + 64 <= n; i += 64) {
-    const uint64_t set = set_avx2<false>(const_cast<float*>(values + i), nullptr, least);
-    count = append_set(set, values + i, base + i, indices, kept, count);
+    const uint64_t mask = mask_of_large_avx2<false>(const_cast<float*>(values + i), nullptr, least);
+    count = append_masked(mask, values + i, base + i, indices, kept, count);
   }
   return collect_loop(values, i, n, base, least, indices, kept, count);
 }
@@ -227,20 +227,21 @@ DR_AVX2 uint32_t add_collect_avx2(float* sum, const float* addend, uint32_t n, u
   const int32_t least = signed_limit(limit);
   uint32_t count = 0, i = 0;
   for (; i + 64 <= n; i += 64) {
-    const uint64_t set = set_avx2<true>(sum + i, addend + i, least);
-    count = append_set(set, sum + i, base + i, indices, kept, count);
+    const uint64_t mask = mask_of_large_avx2<true>(sum + i, addend + i, least);
+    count = append_masked(mask, sum + i, base + i, indices, kept, count);
   }
   add_loop(sum + i, addend + i, n - i);
   return collect_loop(sum, i, n, base, least, indices, kept, count);
 }
 
-// As set_avx2. Does not use compress instructions: at usual densities, a store for every 16
-// elements takes longer than tests of 64 bits.
+// As mask_of_large_avx2. Does not use compress instructions: at usual densities, a store for every
+// 16 elements takes longer than tests of 64 bits.
 template <bool adds>
-DR_AVX512 DR_INLINE uint64_t set_avx512(float* values, const float* addend, int32_t least) {
+DR_AVX512 DR_INLINE uint64_t mask_of_large_avx512(float* values, const float* addend,
+                                                  int32_t least) {
   const __m512i lowest = _mm512_set1_epi32(least), magnitude_mask = _mm512_set1_epi32(0x7FFFFFFF);
   const __m512 lowest_sum = _mm512_set1_ps(-FLT_MAX), highest_sum = _mm512_set1_ps(FLT_MAX);
-  uint64_t set = 0;
+  uint64_t mask = 0;
   for (uint32_t j = 0; j < 64; j += 16) {
     __m512 value = _mm512_loadu_ps(values + j);
     if (adds) {  // as next_sum, also for NaN: these instructions return their second argument then
@@ -251,9 +252,9 @@ DR_AVX512 DR_INLINE uint64_t set_avx512(float* values, const float* addend, int3
       _mm512_storeu_ps(values + j, value);
     }
     const __m512i bits = _mm512_and_si512(_mm512_castps_si512(value), magnitude_mask);
-    set |= static_cast<uint64_t>(_mm512_cmpge_epi32_mask(bits, lowest)) << j;
+    mask |= static_cast<uint64_t>(_mm512_cmpge_epi32_mask(bits, lowest)) << j;
   }
-  return set;
+  return mask;
 }
 
 DR_AVX512 uint32_t collect_avx512(const float* values, uint32_t n, uint32_t base, uint32_t limit,
@@ -261,8 +262,9 @@ DR_AVX512 uint32_t collect_avx512(const float* values, uint32_t n, uint32_t base
   const int32_t least = signed_limit(limit);
   uint32_t count = 0, i = 0;
   for (; i + 64 <= n; i += 64) {
-    const uint64_t set = set_avx512<false>(const_cast<float*>(values + i), nullptr, least);
-    count = append_set(set, values + i, base + i, indices, kept, count);
+    const uint64_t mask =
+        mask_of_large_avx512<false>(const_cast<float*>(values + i), nullptr, least);
+    count = append_masked(mask, values + i, base + i, indices, kept, count);
   }
   return collect_loop(values, i, n, base, least, indices, kept, count);
 }
@@ -272,8 +274,8 @@ DR_AVX512 uint32_t add_collect_avx512(float* sum, const float* addend, uint32_t 
   const int32_t least = signed_limit(limit);
   uint32_t count = 0, i = 0;
   for (; i + 64 <= n; i += 64) {
-    const uint64_t set = set_avx512<true>(sum + i, addend + i, least);
-    count = append_set(set, sum + i, base + i, indices, kept, count);
+    const uint64_t mask = mask_of_large_avx512<true>(sum + i, addend + i, least);
+    count = append_masked(mask, sum + i, base + i, indices, kept, count);
   }
   add_loop(sum + i, addend + i, n - i);
   return collect_loop(sum, i, n, base, least, indices, kept, count);

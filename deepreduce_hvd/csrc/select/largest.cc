@@ -20,7 +20,8 @@ constexpr unsigned kDigitBits = 11;
 constexpr uint32_t kPlaces = 1u << kDigitBits;
 constexpr uint32_t kSpareCandidates = 1u << 14;
 constexpr uint32_t kSmallestNonZero = 1;
-// thresholds rarely fall by more from one step to the next
+// If the threshold falls by more from one step to the next and the sample does not show it, a
+// second pass is needed. A smaller factor would give more candidates in every step.
 constexpr float kBelowRemembered = 0.97f;
 
 }  // namespace

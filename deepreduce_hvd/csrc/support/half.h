@@ -21,6 +21,9 @@ DR_HOST_DEVICE inline float bits_float(uint32_t bits) {
   return value;
 }
 
+// The bits of a float without its sign; as integers they have the order of magnitudes.
+DR_ELEMENT uint32_t magnitude_bits(float value) { return float_bits(value) & 0x7FFFFFFFu; }
+
 DR_HOST_DEVICE inline float bfloat16_to_float(uint16_t half) {
   return bits_float(static_cast<uint32_t>(half) << 16);
 }

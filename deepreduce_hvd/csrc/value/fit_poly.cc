@@ -91,7 +91,7 @@ void write(const Side (&sides)[2], int degree, ByteWriter& section) {
       }
       for (int j = 0; j < terms; ++j) {
         const int64_t q = side.coefficients[s * terms + j];
-        magnitudes[j] |= magnitude_bits(q);
+        magnitudes[j] |= bits_without_sign(q);
         used[j] |= q != 0;
       }
     }

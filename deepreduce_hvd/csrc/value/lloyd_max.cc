@@ -12,17 +12,16 @@ namespace deepreduce {
 namespace {
 
 constexpr uint32_t kBlock = 1024;  // values that are packed at a time
-constexpr uint32_t kMagnitude = 0x7FFFFFFFu;
 
-// The smallest and the largest magnitude. Bits without the sign have the order of magnitudes.
+// The smallest and the largest magnitude, as magnitude_bits.
 struct Extent {
   uint32_t smallest, largest;
 };
 
 DR_INLINE Extent extent_of(const float* values, uint32_t n) {
-  uint32_t smallest = kMagnitude, largest = 0;
+  uint32_t smallest = INT32_MAX, largest = 0;
   for (uint32_t i = 0; i < n; ++i) {
-    const uint32_t magnitude = float_bits(values[i]) & kMagnitude;
+    const uint32_t magnitude = magnitude_bits(values[i]);
     smallest = magnitude < smallest ? magnitude : smallest;
     largest = magnitude > largest ? magnitude : largest;
   }
@@ -37,7 +36,7 @@ DR_INLINE void quantize_all(const float* __restrict values, uint32_t n, unsigned
   int32_t magnitudes[kBlock];
   uint32_t numbers[kBlock], found[kBlock];
   for (uint32_t i = 0; i < n; ++i) {
-    magnitudes[i] = static_cast<int32_t>(float_bits(values[i]) & kMagnitude);
+    magnitudes[i] = static_cast<int32_t>(magnitude_bits(values[i]));
     numbers[i] = 0;
     found[i] = float_bits(levels[0]);
   }
@@ -50,9 +49,9 @@ DR_INLINE void quantize_all(const float* __restrict values, uint32_t n, unsigned
     }
   }
   for (uint32_t i = 0; i < n; ++i) {
-    const uint32_t sign = float_bits(values[i]) & ~kMagnitude;
-    codes[i] = static_cast<uint8_t>(numbers[i] | sign >> 31 << (bits - 1));
-    decoded[i] = bits_float(found[i] | sign);
+    const uint32_t sign = float_bits(values[i]) >> 31;
+    codes[i] = static_cast<uint8_t>(numbers[i] | sign << (bits - 1));
+    decoded[i] = bits_float(found[i] | sign << 31);
   }
 }
 
@@ -112,7 +111,7 @@ void make_tables(Context& context, const float* values, uint32_t count, uint32_t
   tables.first = lloyd_first_bin(largest);
   uint32_t below = 0;
   for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t magnitude = float_bits(values[i]) & kMagnitude;
+    const uint32_t magnitude = magnitude_bits(values[i]);
     const uint32_t place = (magnitude >> kLloydBinShift) - tables.first;
     if (place < kLloydBins) {
       ++counts[place];

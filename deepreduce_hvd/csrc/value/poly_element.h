@@ -161,7 +161,7 @@ DR_HOST_DEVICE inline int64_t quantized(double fit, int exponent) {
 }
 
 // Widths of fields. The sign of a coefficient needs one bit; a column of zeros needs none.
-DR_HOST_DEVICE inline uint64_t magnitude_bits(int64_t coefficient) {
+DR_HOST_DEVICE inline uint64_t bits_without_sign(int64_t coefficient) {
   return static_cast<uint64_t>(coefficient < 0 ? ~coefficient : coefficient);
 }
 DR_HOST_DEVICE inline unsigned column_width(bool used, uint64_t magnitudes) {

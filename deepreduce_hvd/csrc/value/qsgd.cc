@@ -13,11 +13,8 @@ namespace deepreduce {
 namespace {
 
 float largest_scalar(const float* values, uint32_t n) {
-  uint32_t largest = 0;  // bits without the sign have the order of magnitudes
-  for (uint32_t i = 0; i < n; ++i) {
-    const uint32_t magnitude = float_bits(values[i]) & 0x7FFFFFFFu;
-    largest = magnitude > largest ? magnitude : largest;
-  }
+  uint32_t largest = 0;
+  for (uint32_t i = 0; i < n; ++i) largest = larger(largest, magnitude_bits(values[i]));
   return bits_float(largest);
 }
 

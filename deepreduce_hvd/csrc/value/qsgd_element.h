@@ -19,7 +19,7 @@ DR_HOST_DEVICE inline float qsgd_levels(unsigned bits) {
 // rounded by `uniform` in [0, 1).
 DR_HOST_DEVICE inline uint8_t qsgd_code(float value, float norm, float levels, unsigned sign_shift,
                                         float uniform) {
-  const float magnitude = bits_float(float_bits(value) & 0x7FFFFFFFu);
+  const float magnitude = bits_float(magnitude_bits(value));
   // not negative, so truncation is floor
   const int level = static_cast<int>((magnitude / norm) * levels + uniform);
   const int largest = static_cast<int>(levels);

@@ -106,7 +106,7 @@ __device__ void quantize(PolyArrays arrays, int degree, const double* fits, cons
     const uint64_t at = (place + i / terms) * kMostTerms + i % terms;
     const int64_t coefficient = quantized(fits[at], exponent);
     arrays.coefficients[at] = coefficient;
-    atomicOr(columns + i % terms, static_cast<uint32_t>(magnitude_bits(coefficient)));
+    atomicOr(columns + i % terms, static_cast<uint32_t>(bits_without_sign(coefficient)));
     if (coefficient != 0) atomicOr(&used, 1u << i % terms);
   }
   for (uint32_t s = tid; s + 1 < segments; s += kThreads)

@@ -8,7 +8,6 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-constexpr uint32_t kMagnitude = 0x7FFFFFFFu;
 constexpr uint32_t kEach = 16;  // values per thread in kernels whose blocks add to one place
 
 // What the kernels of an encoder share; it starts as zeros.
@@ -26,7 +25,7 @@ __device__ void find_extent(const float* values, const uint32_t* count_at, Fit* 
   uint32_t most = 0;  // magnitudes compare like their bits
   bool zeros = false;
   for (uint64_t i = grid_index(); i < count; i += grid_stride()) {
-    const uint32_t magnitude = float_bits(values[i]) & kMagnitude;
+    const uint32_t magnitude = magnitude_bits(values[i]);
     most = larger(most, magnitude);
     zeros = zeros || magnitude == 0;
   }
@@ -49,7 +48,7 @@ __device__ void count_bins(const float* values, const uint32_t* count_at, Fit* f
     __syncthreads();
     const uint64_t end = start + tile < count ? start + tile : count;
     for (uint64_t i = start + threadIdx.x; i < end; i += kThreads) {
-      const uint32_t magnitude = float_bits(values[i]) & kMagnitude;
+      const uint32_t magnitude = magnitude_bits(values[i]);
       const uint32_t place = (magnitude >> kLloydBinShift) - lowest;
       if (place < kLloydBins) {
         atomicAdd(counts + place, 1u);
@@ -122,11 +121,11 @@ __device__ void quantize(const float* values, const uint32_t* count_at, unsigned
     for (uint32_t e = threadIdx.x; e < kCodeTile; e += kThreads) {
       uint32_t code = 0;
       if (first + e < count) {
-        const uint32_t pattern = float_bits(values[first + e]);
-        for (uint32_t t = 0; t + 1 < number; ++t)
-          code += (pattern & kMagnitude) >= fit->thresholds[t] ? 1 : 0;
-        decoded[first + e] = bits_float(float_bits(fit->levels[code]) | (pattern & ~kMagnitude));
-        code |= pattern >> 31 << (bits - 1);
+        const float value = values[first + e];
+        const uint32_t magnitude = magnitude_bits(value), sign = float_bits(value) >> 31;
+        for (uint32_t t = 0; t + 1 < number; ++t) code += magnitude >= fit->thresholds[t] ? 1 : 0;
+        decoded[first + e] = bits_float(float_bits(fit->levels[code]) | sign << 31);
+        code |= sign << (bits - 1);
       }
       codes[e] = static_cast<uint8_t>(code);
     }

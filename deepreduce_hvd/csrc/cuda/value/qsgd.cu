@@ -32,7 +32,7 @@ __device__ void find_norms(const float* values, const uint32_t* count_at, uint32
       if (l2) {
         squares += static_cast<double>(value) * value;
       } else {
-        largest = larger(largest, float_bits(value) & 0x7FFFFFFFu);
+        largest = larger(largest, magnitude_bits(value));
       }
     }
     for (uint32_t half = team / 2; half > 0; half /= 2) {
