@@ -9,18 +9,14 @@
 namespace deepreduce {
 namespace {
 
-// Returns the positives that the policy keeps. `count` is the count in the payload's header, or no
-// limit for P0 in the encoder.
-const uint32_t* apply_policy(Context& context, const BloomFilter& filter, uint8_t policy,
-                             uint32_t seed, uint32_t d, uint32_t count, bool decoding,
-                             const char* section, uint32_t* decoded_count) {
-  Arena& arena = context.arena;
-  Positives positives(arena, std::min<uint64_t>(d, uint64_t{count} + count / 8 + 4096));
+// Finds as many positives as the policy needs; raises an error if there are too few or too many.
+void find_positives(Simd simd, const BloomFilter& filter, uint8_t policy, uint32_t d,
+                    uint32_t count, bool decoding, const char* section, Positives& positives) {
   const uint64_t most = random_policy(policy)       ? most_positives(filter.hashes, d, count)
                         : policy == kP0 && decoding ? count
                                                     : d;
   const bool first_only = policy == kNaive || policy == kLeftmost;
-  scan_universe(context.simd, filter, d, first_only ? count : most + 1, positives);
+  scan_universe(simd, filter, d, first_only ? count : most + 1, positives);
   const unsigned long long found = positives.size();
   if (!enough_positives(policy, decoding, found, count))
     corrupt_payload("%s: expected a Bloom filter with %u positives, got %llu", section, count,
@@ -35,7 +31,17 @@ const uint32_t* apply_policy(Context& context, const BloomFilter& filter, uint8_
         "%s: expected a Bloom filter for %u of %u indices with at most %llu positives, got %llu or more",
         section, count, d, allowed, found);
   }
-  *decoded_count = policy == kP0 ? static_cast<uint32_t>(found) : count;
+}
+
+// Returns the positives that the policy keeps. `count` is the count in the payload's header, or no
+// limit for P0 in the encoder.
+const uint32_t* apply_policy(Context& context, const BloomFilter& filter, uint8_t policy,
+                             uint32_t seed, uint32_t d, uint32_t count, bool decoding,
+                             const char* section, uint32_t* decoded_count) {
+  Arena& arena = context.arena;
+  Positives positives(arena, std::min<uint64_t>(d, uint64_t{count} + count / 8 + 4096));
+  find_positives(context.simd, filter, policy, d, count, decoding, section, positives);
+  *decoded_count = policy == kP0 ? static_cast<uint32_t>(positives.size()) : count;
   if (!random_policy(policy)) return positives.data();
   const uint64_t key = mix64(seed);
   return policy == kP1 ? choose_random(arena, positives, count, key)
