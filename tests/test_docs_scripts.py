@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from datasets import cache_directory
-from launch import horovodrun, run_ranks
+from launch import horovodrun
 from launch_torchrun import torchrun
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -108,9 +108,7 @@ def test_the_script_for_sharded_models_runs_on_two_hosts_of_two_ranks(tmp_path):
     script, _ = python_blocks("docs/tutorial-fsdp.md")
     path = tmp_path / "train.py"
     path.write_text(script)
-    finished = run_ranks(
-        "torchrun", "--standalone", "--nproc-per-node=4", path, timeout=120, RANKS_PER_HOST="2"
-    )
+    finished = torchrun(4, path, timeout=120, RANKS_PER_HOST="2")
     assert finished.returncode == 0, finished.stdout[-3000:]
     losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", finished.stdout)]
     assert losses[-1] < losses[0]
@@ -125,10 +123,7 @@ def test_the_script_for_sharded_models_resumes_with_other_numbers_of_ranks(tmp_p
 
     def losses(ranks_per_host, ranks):
         """Return {step: loss} of a job on two hosts, from the latest checkpoint on."""
-        finished = run_ranks(
-            "torchrun", "--standalone", f"--nproc-per-node={ranks}", path, saved,
-            timeout=200, RANKS_PER_HOST=str(ranks_per_host),
-        )  # fmt: skip
+        finished = torchrun(ranks, path, saved, timeout=200, RANKS_PER_HOST=str(ranks_per_host))
         assert finished.returncode == 0, finished.stdout[-3000:]
         found = re.findall(rf"step (\d+): loss ([0-9.]+), ranks {ranks}", finished.stdout)
         return {int(step): float(loss) for step, loss in found}
@@ -147,9 +142,7 @@ def _run_page(document, path, *arguments):
     """Run the script of a page on two ranks; return what it printed."""
     (script,) = python_blocks(document)
     path.write_text(script)
-    finished = run_ranks(
-        "torchrun", "--standalone", "--nproc-per-node=2", path, *arguments, timeout=200
-    )
+    finished = torchrun(2, path, *arguments, timeout=200)
     assert finished.returncode == 0, finished.stdout[-5000:]
     assert re.search(r"\.weight +30,000 .*compressed", finished.stdout), finished.stdout[-3000:]
     return finished.stdout

@@ -13,8 +13,8 @@ from rank_servers import python_command
 _IMPORTED = ("torch", "torch._dynamo", "torch.distributed.fsdp")
 
 
-def torchrun(processes, script, *arguments, timeout=600):
-    """Run ``script`` on ``processes`` ranks of this machine.
+def torchrun(processes, script, *arguments, timeout=600, **variables):
+    """Run ``script`` on ``processes`` ranks of this machine, with environment variables.
 
     Returns:
         The finished process; each line of its output begins with ``[defaultRANK]:``.
@@ -22,7 +22,7 @@ def torchrun(processes, script, *arguments, timeout=600):
     return run_ranks(
         "torchrun", "--standalone", "--tee=3", f"--nproc-per-node={processes}", "--no-python",
         *python_command(HERE / script, *_IMPORTED), *arguments,
-        folders=[HERE], timeout=timeout,
+        folders=[HERE], timeout=timeout, **variables,
     )  # fmt: skip
 
 
