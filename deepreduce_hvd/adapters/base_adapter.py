@@ -140,21 +140,17 @@ class BaseAdapter:
         """Warn if Horovod sums float16 of a scaled loss, and omits numbers from some sums."""
         if self.compressor.loss_scale is None or not self._knows_ranks() or not self.speaks:
             return
-        names = [name for name, one in self._policies_and_plan().items() if one == FP16]
+        policies, schedule = self.compressor.policies, self.compressor.schedule
+        if isinstance(schedule, Plan):
+            policies = layout.of_plan(policies, self.compressor.fingerprint, schedule).policies
+        names = [name for name, policy in policies.items() if policy.way == FP16]
         if names and self.transport.size > 1 and not self.transport.sums_float16(on_host=True):
             warn(
-                f"Horovod's Gloo omits numbers from some sums of float16 above 1,000, which are"
-                f" common with loss_scale=, got 'fp16' for {some_of(names)}; write 'dense', or"
+                "Horovod's Gloo omits numbers from some sums of float16 above 1,000, and gradients"
+                f" are large with loss_scale=, got 'fp16' for {some_of(names)}; write 'dense', or"
                 " dr.Codec(dr.NoneSparsifier(), value=dr.Float16())"
                 " (docs/schedule.md#sums-of-float16)"
             )
-
-    def _policies_and_plan(self):
-        """Return {name of a parameter: how it is sent}."""
-        schedule = self.compressor.schedule
-        messages = schedule.messages if isinstance(schedule, Plan) else ()
-        planned = {name: message.way for message in messages for name in message.members}
-        return {name: one.way for name, one in self.compressor.policies.items()} | planned
 
     def _knows_ranks(self):
         """Return whether Horovod is initialized, or is not used."""

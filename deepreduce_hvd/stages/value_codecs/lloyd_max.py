@@ -101,8 +101,8 @@ class LloydMax(ValueCodec):
 
     One bit is the sign. The other bits select one of 2^(bits-1) magnitudes, the levels. They are
     fitted with eight steps of Lloyd's method. With ``bits=1`` the mean squared error is the
-    smallest possible. With more bits it is within about 15 % of that for normal or Laplace values,
-    but with heavy tails it can be two to four times as large. If magnitudes form distant clusters,
+    smallest possible. With more bits it is close to that for normal or Laplace values, but with
+    heavy tails it can be several times as large. If magnitudes form distant clusters,
     more bits may gain nothing. With ``bits=1`` a value becomes its sign times the mean magnitude,
     as in EF-SignSGD (Karimireddy et al. 2019). With three or four bits, zeros stay zeros: then the
     lowest level is 0. Nothing is random, and the error is always smaller than the values, so a
