@@ -341,10 +341,15 @@ def timeline(
         The predicted :class:`Timeline`.
 
     Raises:
-        InvalidArgumentError: the messages are not the parameters of the profile in their order.
+        InvalidArgumentError: the messages are not the parameters of the profile in their order, or
+            a message has another density than a codec without a ratio sends.
     """
     model, messages = Model(profile, network), tuple(messages)
     bounds = positions(profile, messages)
+    for message in messages:
+        good = profile.has_ratio or message.density in (None, profile.density)
+        what = f"the density {profile.density:g}, which no plan can change for {profile.codec}"
+        expect(good, f"message {message.label}", what, message.density)
     events: list[Event] = []
 
     def bar(track: str, kind: str, name: str, start: float, seconds: float) -> float:

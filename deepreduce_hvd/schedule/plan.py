@@ -70,7 +70,8 @@ class Plan:
             A :class:`Plan`.
 
         Raises:
-            InvalidArgumentError: the messages are not the parameters of the profile in their order.
+            InvalidArgumentError: the messages are not the parameters of the profile in their order,
+                or a message has another density than a codec without a ratio sends.
         """
         ordered = tuple(messages)
         predicted = dag.timeline(profile, network, ordered)

@@ -13,6 +13,7 @@ from deepreduce_hvd.schedule import (
     Message,
     Network,
     Parameter,
+    Plan,
     Profile,
     Table,
     hidden_density,
@@ -122,6 +123,10 @@ def test_a_density_that_cannot_be_changed(hide_behind):
     one = dataclasses.replace(profile, parameters=parts, max_density=0.07, has_ratio=False)
     messages = lags(one, network, max_compression=1000, hide_behind=hide_behind)
     assert {message.density for message in messages} == {None, 0.07}
+    Plan.of(one, network, messages)
+    denser = [Message((part.name,), CODEC, 0.08, "Allgather") for part in one.parameters]
+    with pytest.raises(InvalidArgumentError, match=r"expected the density 0\.07, .*, got 0\.08"):
+        Plan.of(one, network, denser)
 
 
 def test_measured_tables_that_are_not_monotone():
