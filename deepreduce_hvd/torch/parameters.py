@@ -95,8 +95,8 @@ class Parameters:
         """Register hooks that record which gradients backward makes.
 
         Horovod's own hooks run right after these. Frozen parameters get a hook too, because they
-        may be trained later. PyTorch registers hooks only while a parameter is trained, and keeps
-        them.
+        may be trained later, complex ones too. PyTorch registers hooks only while a parameter is
+        trained, and keeps them.
         """
         # a parameter may outlive its compressor and must not keep the residuals alive
         own = weakref.ref(self)
@@ -116,7 +116,8 @@ class Parameters:
         handles = []
         for slot in self:
             parameter, trained = slot.parameter, slot.parameter.requires_grad
-            if not parameter.is_leaf or parameter.is_inference() or parameter.dtype not in DTYPES:
+            can_be_trained = parameter.is_floating_point() or parameter.is_complex()
+            if not parameter.is_leaf or parameter.is_inference() or not can_be_trained:
                 continue
             parameter.requires_grad_(True)
             try:

@@ -8,7 +8,7 @@ import warnings
 
 import horovod.torch as hvd
 import torch
-from scenario_runner import refused
+from scenario_runner import refused, texts_of_warnings
 from torch_gradients_tools import expect, loss_of, named
 from torch_tools import ALL_COMPRESSED, assert_equal_everywhere, backward, batch, distributed, model
 
@@ -73,6 +73,24 @@ def scenario_gradients_that_are_discarded_are_warned_of(directory):
         expect(len(said) == (not freezes), freezes, said)
         expect(all("the gradient of b was" in text for text in said), said)
         assert_equal_everywhere(every, f"discarded gradients, {freezes}")
+
+
+def scenario_a_complex_parameter_that_is_trained_later_is_named(directory):
+    """It is frozen when the optimizer is created, so Horovod does not exchange its gradients."""
+    network = model()
+    network.phases = torch.nn.Parameter(torch.ones(3, dtype=torch.complex64), requires_grad=False)
+    optimizer, _ = distributed(network)
+
+    def train():
+        for step in range(3):
+            network.zero_grad()
+            (network(batch(step)) * network.phases).abs().mean().backward()
+            optimizer.step()
+
+    for is_trained in (False, True):
+        network.phases.requires_grad_(is_trained)
+        texts = [text for text in texts_of_warnings(train) if "that was not exchanged" in text]
+        assert ["gradient of phases" in text for text in texts] == [True] * is_trained, texts
 
 
 def scenario_a_step_that_is_compiled_as_a_whole(directory):
