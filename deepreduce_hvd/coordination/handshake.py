@@ -259,21 +259,20 @@ class _Comparison:
                 if any(row != strict[0] for row in strict):
                     _refuse(self._gather, ranks, strict, own)
                 one.agreed = True
-                for each in own:
-                    if each.if_different is not None:
-                        _compare(each, ranks, rows)
+                _compare([each for each in own if each.if_different is not None], ranks, rows)
 
 
 # --- messages ---
 
 
-def _compare(setting, ranks, rows):
-    """Call ``if_different`` of a setting that may differ, if it does."""
+def _compare(settings, ranks, rows):
+    """Call ``if_different`` of those settings that differ, of several that may."""
     tables = [{name: digest for name, digest, _ in row} for row in rows]
-    digests = [table.get(setting.name) for table in tables]
-    others = [rank for rank, digest in zip(ranks, digests) if digest != digests[0]]
-    if others:
-        setting.if_different(others)
+    for setting in settings:
+        digests = [table.get(setting.name) for table in tables]
+        others = [rank for rank, digest in zip(ranks, digests) if digest != digests[0]]
+        if others:
+            setting.if_different(others)
 
 
 def _refuse(gather, ranks, rows, own):

@@ -390,7 +390,7 @@ class Adapter(BaseAdapter):
         A graph of tf.compat.v1 has no values here. The probes compare its step counters.
         """
         with_values = with_steps and self._agreement.eager
-        values = [self.starting_values.setting()] if with_values else []
+        values = self.starting_values.settings() if with_values else []
         return [*super().describe(with_values), *values]
 
     def require_agreement(self):

@@ -1,10 +1,10 @@
 """Whether all ranks train from the same values of the variables.
 
 Programs broadcast the variables before their first step, or after it, because an optimizer creates
-variables of its own in it. So if the values differ before the first step, they are compared again
-in the second one. They may be broadcast even later, where one call makes several steps. So those
-that still differ are compared once more, many steps later. Ranks that differ then have not been
-made equal, and would never be.
+variables of its own in it. So values that differ before the first step are compared again in the
+second one. They may be broadcast even later, where one call makes several steps. So those that
+still differ are compared once more, many steps later. Ranks that differ then have not been made
+equal, and would never be.
 
 Values that were equal in the second step do not count later: other processors may round otherwise.
 """
@@ -38,20 +38,24 @@ class StartingValues:
         self._differing = set()  # slots whose variables differed in the second step
         self._warned = False
 
-    def setting(self):
-        """Return the setting with a checksum of each variable, for the handshake."""
-        sums = [
-            f"{name} {_checksum(read(variable))}"
+    def settings(self):
+        """Return a setting with the checksum of each variable, for the handshake."""
+        return [
+            Setting(
+                f"values of {name}",
+                str(_checksum(read(variable))),
+                functools.partial(self._differ, name),
+            )
             for name, variable in self._adapter.variables.by_name().items()
             if variable.dtype in DTYPES
         ]
-        return Setting("values of variables", sums, self._differ)
 
-    def _differ(self, ranks):
-        self._again = {slot: slot.steps + 1 for slot in self._adapter.slots.values()}
+    def _differ(self, name, ranks):
+        slot = self._adapter.slots[name]
+        self._again[slot] = slot.steps + 1
 
     def compare_again(self, slot, step, scale):
-        """Compare a variable in its second step and later, if values differed before the first one.
+        """Compare a variable in its second step and later, if it differed before the first one.
 
         Args:
             slot: slot of the variable.
