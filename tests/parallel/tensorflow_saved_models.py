@@ -9,7 +9,7 @@ import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
 from scenario_runner import refused
-from tensorflow_keras import fit, made
+from tensorflow_keras import fit, fit_as_it_is, made
 from tensorflow_tools import assert_equal_everywhere
 
 import deepreduce_hvd as dr
@@ -32,6 +32,31 @@ def scenario_one_rank_saves_a_model(directory):
     network.fit(inputs, inputs[:, :40], batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
     assert compressor.stats()["dense/kernel:0"]["steps"] == 8
     assert_equal_everywhere(network.variables, "after saving")
+
+
+def scenario_a_loaded_model_continues_like_the_saved_one(directory):
+    """The program copies the state of the optimizer, which Horovod's does not take over."""
+    network, compressor = made()
+    adam = tf.keras.optimizers.Adam
+    fit(network, dr.prepare(adam(0.01), compressor), compressor)
+    path = f"{directory}/rank{hvd.rank()}.keras"
+    network.save(path)
+    kept = compressor.state_dict()
+    fit_as_it_is(network, network.optimizer)
+
+    again = tf.keras.models.load_model(path, custom_objects={"Adam": adam})
+    compressor = dr.Compressor(
+        dr.Codec(dr.TopK(0.1)), parameters=[("dense/kernel:0", *again.trainable_variables)]
+    )
+    compressor.load_state_dict(kept)
+    loaded = dr.prepare(again.optimizer, compressor)
+    optimizer = hvd_keras.DistributedOptimizer(loaded, compression=compressor)
+    optimizer.build(again.trainable_variables)
+    for new, old in zip(optimizer.variables, loaded.variables):
+        new.assign(old)
+    fit_as_it_is(again, optimizer)
+    np.testing.assert_array_equal(again.get_weights()[0], network.get_weights()[0])
+    assert int(optimizer.iterations) == 8, optimizer.iterations
 
 
 def scenario_a_model_is_saved_after_close(directory):
