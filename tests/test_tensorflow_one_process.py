@@ -96,3 +96,23 @@ def test_what_several_processes_refuse_is_refused():
     # AutoGraph raises its own type, with our text
     with pytest.raises(Exception, match="expected a function without XLA"):
         tf.function(reduce_slices, jit_compile=True)(dr.Codec(dr.TopK(0.01)))
+
+
+def test_a_single_variable_is_not_taken_for_a_list_of_its_rows():
+    variable = tf.Variable(tf.zeros([60, 40]), name="table")
+    compressor = dr.Compressor(parameters=[variable])
+    with pytest.raises(dr.InvalidArgumentError, match=r"^bound_to: .* write \[variable\]$"):
+        compressor.bound_to(variable)
+    for arguments, expected in (
+        ((GRADIENT, [variable]), r"a list of gradients, got one EagerTensor; write \[gradient\]"),
+        (([GRADIENT], variable), r"a list of variables, got one ResourceVariable; write"),
+        (([GRADIENT] * 2, [variable]), "for each of the 1 variables, got 2"),
+    ):
+        with pytest.raises(dr.InvalidArgumentError, match=f"allreduce_gradients: .*{expected}"):
+            allreduce_gradients(*arguments, compressor)
+
+
+def test_what_is_not_a_compressor_is_refused():
+    variable = tf.Variable(tf.zeros([60, 40]), name="table")
+    with pytest.raises(dr.InvalidArgumentError, match="Compressor, got the class NoneCompressor"):
+        allreduce_gradients([GRADIENT], [variable], hvd.Compression.none)

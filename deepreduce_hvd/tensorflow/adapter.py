@@ -27,7 +27,7 @@ from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
 from deepreduce_hvd.tensorflow.graph import is_exported, refuse_xla
 from deepreduce_hvd.tensorflow.groups import GradientGroup, Pending
 from deepreduce_hvd.tensorflow.host import HostPath
-from deepreduce_hvd.tensorflow.ops import DTYPES
+from deepreduce_hvd.tensorflow.ops import DTYPES, listed
 from deepreduce_hvd.tensorflow.optimizers_in_use import OptimizersInUse
 from deepreduce_hvd.tensorflow.prepare import note_reduction
 from deepreduce_hvd.tensorflow.slices import reduce_gradient
@@ -181,6 +181,7 @@ class Adapter(BaseAdapter):
         The same variables give the same view object, because Horovod caches graphs by compression
         object.
         """
+        variables = listed(variables, "bound_to", "variable")
         slots = tuple(self.slot_of(variable, "bound_to") for variable in variables)
         if not slots:
             raise InvalidArgumentError("bound_to: expected at least one variable, got none")

@@ -100,15 +100,45 @@ def allreduce_gradients(
         A list of tensors, tf.IndexedSlices (distinct ascending rows) or None.
 
     Raises:
-        InvalidArgumentError: a variable that the compressor was not given; or slices with a codec,
-            memory or communicator that does not support them.
+        InvalidArgumentError: a variable that the compressor was not given; slices with a codec,
+            memory or communicator that does not support them; a single gradient or variable; or
+            ``compression`` is not a Compressor.
     """
+    if not hasattr(compression, "adapter"):
+        own = type(compression).__name__
+        got = f"the class {compression.__name__}" if isinstance(compression, type) else own
+        raise errors.InvalidArgumentError(
+            f"allreduce_gradients compression: expected a Compressor, got {got};"
+            " dr.Compressor('dense', parameters=variables) sends gradients uncompressed"
+        )
+    gradients = listed(gradients, "allreduce_gradients", "gradient")
+    variables = listed(variables, "allreduce_gradients", "variable")
+    if len(gradients) != len(variables):
+        raise errors.InvalidArgumentError(
+            f"allreduce_gradients: expected a gradient or None for each of the {len(variables)}"
+            f" variables, got {len(gradients)}"
+        )
     adapter = compression.adapter
     with adapter.void_steps.reduce_together():
         return [
             adapter.allreduce(gradient, variable, op)
-            for gradient, variable in zip(gradients, variables, strict=True)
+            for gradient, variable in zip(gradients, variables)
         ]
+
+
+def listed(values: Any, caller: str, kind: str) -> list[Any]:
+    """Return variables or tensors as a list; a single one is refused, because it yields its rows.
+
+    Args:
+        values: the variables or tensors.
+        caller: name of the function that was given them.
+        kind: what one of them is, such as "variable".
+    """
+    if hasattr(values, "dtype"):
+        raise errors.InvalidArgumentError(
+            f"{caller}: expected a list of {kind}s, got one {type(values).__name__}; write [{kind}]"
+        )
+    return list(values)
 
 
 def encode_flat(

@@ -98,9 +98,10 @@ class Variables:
         if variable is not None:
             slot = self.slot_of(variable)
             if slot not in slots:
+                known = isinstance(tensorflow_variable(variable), tf.Variable)
                 raise InvalidArgumentError(
                     f"{_expected(slots)}, got the gradient of {_label(variable, slot)}, of shape"
-                    f" {tensor.shape}; {_GIVE_ALL}"
+                    f" {tensor.shape}; {_GIVE_ALL if known else _GIVE_LIST}"
                 )
             return slot, variable
         alike = [slot for slot in slots if slot.shape == tensor.shape] or [
@@ -130,6 +131,9 @@ _GIVE_ALL = (
     "give Compressor, or bound_to, all variables whose gradients Horovod reduces; a model that is"
     " built or loaded again has other variables, and needs a Compressor of its own"
 )
+
+#: Horovod's tape iterates over its sources, and a single variable yields its rows
+_GIVE_LIST = "give Horovod's tape variables in a list, as in tape.gradient(loss, [variable])"
 
 
 def _expected(slots):

@@ -158,6 +158,18 @@ def scenario_unnamed_gradient(directory):
         make_step(named, compressor_of(named[:2]))(batch(0))
 
 
+def scenario_a_single_variable_as_the_source(directory):
+    """Horovod's tape would reduce the gradient of each of its rows."""
+    with refused(
+        r"got the gradient of .*, of shape \(50,\); give Horovod's tape variables in a list"
+    ):
+        weight = tf.Variable(tf.ones([40, 50]))
+        compressor = dr.Compressor(parameters=[("weight", weight)])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight**2)
+        hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, weight)
+
+
 def scenario_unknown_shape(directory):
     with refused(r"one of shape \(None, 16\), which could be that of a, b; name the variable"):
         a, b = tf.Variable(tf.ones([100, 16])), tf.Variable(tf.ones([50, 16]))
