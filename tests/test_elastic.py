@@ -350,8 +350,8 @@ def test_ranks_that_are_configured_differently():
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    [(1, 2), (2, -1), (3, -4), (4, 2), (5, 0), (6, 7)],
-    ids=["restored", "moved", "number", "rank", "size", "complete"],
+    [(1, 2), (2, -1), (3, -4), (4, 2), (5, 0), (6, 7), (7, 0), (7, 2)],
+    ids=["restored", "moved", "number", "rank", "size", "complete", "no distance", "distance"],
 )
 def test_numbers_that_no_rank_sends(place, value):
     job = trained(2)
@@ -367,7 +367,7 @@ def test_numbers_that_no_rank_sends(place, value):
     assert {type(outcome) for outcome in job.call("sync")} == {CorruptPayloadError}
 
 
-@pytest.mark.parametrize("name", ["statuses", "counters", "copies.0"])
+@pytest.mark.parametrize("name", ["statuses", "counters", "hosts", "copies.0"])
 def test_fewer_bytes_than_expected(name):
     job = trained(2)
     shorter = lambda array: array[:-4] if array is not None and array.size else array  # noqa: E731

@@ -79,7 +79,7 @@ def test_a_failure_goes_back_to_the_commit(job, monkeypatch, call, part):
     assert len(other_than(job.committed, job.snapshot())) == 4, "expected steps that change all"
     with monkeypatch.context() as patch:
         if part == "copies of memories":
-            patch.setattr(memory_transfer, "copy_of_previous_rank", lost)
+            patch.setattr(memory_transfer, "copy_of_other_rank", lost)
         else:
             patch.setattr(
                 job.state, {"the model": "_bcast_model", "objects": "_bcast_object"}[part], lost

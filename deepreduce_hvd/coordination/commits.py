@@ -17,7 +17,8 @@ class Commit:
     Attributes:
         number: number of the commit, from 1.
         state: this rank's own state.
-        copy: memory of the previous rank, (n,) float32; None until it has come.
+        distance: how many ranks further the copy of each memory is; 0 until ranks have agreed.
+        copy: memory of the rank so many ranks before, (n,) float32; None until it has come.
         adopted: whether what the elastic state saves besides, such as the model, belongs to it.
     """
 
@@ -26,6 +27,7 @@ class Commit:
         self.state = state
         self.rank = state["rank"]
         self.size = state["size"]
+        self.distance = 0
         self.copy = None
         self.adopted = False
 
@@ -35,7 +37,8 @@ class Commit:
 
     @property
     def summary(self):
-        return CommitSummary(self.number, self.rank, self.size, int(self.complete))
+        complete = int(self.complete)
+        return CommitSummary(self.number, self.rank, self.size, complete, self.distance)
 
 
 class CommitSummary(NamedTuple):
@@ -45,6 +48,7 @@ class CommitSummary(NamedTuple):
     rank: int  # rank of this process at the commit
     size: int  # number of ranks at the commit
     complete: int  # whether the copy has come and the rank can go back to it, 0 or 1
+    distance: int  # how many ranks further the copies are; 0: not agreed yet
 
 
 class RankStatus:
@@ -90,11 +94,17 @@ class RankStatus:
                     "elastic training: expected a commit's number, rank and size from every rank, "
                     f"got {entry.number}, {entry.rank} and {entry.size}"
                 )
+            largest = max(entry.size - 1, 1)
+            if not entry.complete <= entry.distance <= largest:
+                raise CorruptPayloadError(
+                    f"elastic training: expected a distance of copies of {entry.complete} to "
+                    f"{largest} from every rank, got {entry.distance}"
+                )
         return cls(fingerprint, bool(restored), bool(moved), commits)
 
     def pack(self):
         """Return the status as (NUMBERS,) int64."""
-        nothing = [CommitSummary(0, 0, 0, 0)] * (self.COMMITS - len(self.commits))
+        nothing = [CommitSummary(0, 0, 0, 0, 0)] * (self.COMMITS - len(self.commits))
         numbers = [
             self.fingerprint,
             self.restored,
@@ -160,10 +170,11 @@ def lost_ranks(number, summaries):
         summaries: list of its :class:`CommitSummary`, one per rank that has it.
 
     Returns:
-        The number of ranks at the commit, and the set of those ranks that are lost.
+        The number of ranks at the commit, the set of those ranks that are lost, and how many ranks
+        further the copies are.
 
     Raises:
-        CorruptPayloadError: a rank appears twice, or the numbers of ranks differ.
+        CorruptPayloadError: a rank appears twice, or the numbers of ranks or the distances differ.
     """
     size = summaries[0].size
     present = [entry.rank for entry in summaries]
@@ -172,4 +183,10 @@ def lost_ranks(number, summaries):
             f"elastic training: expected commit {number} once from each of {size} ranks, "
             f"got it from {present}"
         )
-    return size, set(range(size)) - set(present)
+    distances = {entry.distance for entry in summaries if entry.distance}
+    if len(distances) > 1:
+        raise CorruptPayloadError(
+            f"elastic training: expected one distance of the copies of commit {number}, "
+            f"got {sorted(distances)}"
+        )
+    return size, set(range(size)) - set(present), max(distances, default=0)

@@ -1,10 +1,10 @@
 """Elastic training, in any framework: keep the memories of ranks that come and go.
 
 A rank's memory holds parts of gradients that no other rank has. So every commit leaves a copy of
-each rank's memory on the next rank. When a rank is lost, the next rank adds this copy to its own
-memory. The sum of the memories over all ranks is then that of the commit. If gradients are
-averaged, all memories are then multiplied by the new number of ranks over the old one. So their
-mean, the gradient that has not been sent yet, is that of the commit.
+each rank's memory on another rank, which is on another host if possible. When a rank is lost, the
+rank with the copy adds it to its own memory. The sum of the memories over all ranks is then that of
+the commit. If gradients are averaged, all memories are then multiplied by the new number of ranks
+over the old one. So their mean, the gradient that has not been sent yet, is that of the commit.
 """
 
 import numpy as np
@@ -33,8 +33,8 @@ class MemoryKeeper:
 
     If a rank is lost during a commit, the commit is complete on some ranks only. So the previous
     commit is kept too. All ranks go back to the newest commit that is complete on rank 0, because
-    they also get the model of rank 0. If a rank and the next one are lost together, the memory of
-    the first is lost, with a warning.
+    they also get the model of rank 0. If a rank and the one with its copy are lost together, the
+    memory of the first is lost, with a warning.
 
     If ranks leave after steps that no commit covers, no other rank has what their memories gained
     in those steps. All ranks then go back to the last commit, as after a failure.
@@ -159,7 +159,7 @@ class MemoryKeeper:
             restored: whether some ranks went back to their last commit.
             statuses: the :class:`RankStatus` of every rank, in rank order.
         """
-        size, lost = lost_ranks(
+        size, lost, distance = lost_ranks(
             number,
             [entry for status in statuses for entry in status.commits if entry.number == number],
         )
@@ -174,7 +174,7 @@ class MemoryKeeper:
         # A new rank may have loaded an earlier state. Its part is in the memories of the others.
         if self._restored or not self._commits:
             self._load(number)
-        self._take_over(number, lost, size)
+        self._take_over(number, lost, size, distance)
         memory_transfer.rescale(self._slots, size, self._transport.size)
 
     def _steps(self):
@@ -248,7 +248,10 @@ class MemoryKeeper:
         if before:
             self._first = None
         self._steps_since_commit = 0
-        commit.copy = memory_transfer.copy_of_previous_rank(self._slots, self._transport)
+        commit.distance = memory_transfer.distance_of_copies(self._transport)
+        commit.copy = memory_transfer.copy_of_other_rank(
+            self._slots, self._transport, commit.distance
+        )
 
     def _load(self, number):
         """Load the memory of a commit, or zeros if this rank was not part of it."""
@@ -264,9 +267,9 @@ class MemoryKeeper:
         )
         self._adapter.follow_tables()
 
-    def _take_over(self, number, lost, size):
-        """Add the copy of a lost rank's memory to this rank's memory, if this is the next rank."""
-        gone = sorted(rank for rank in lost if (rank + 1) % size in lost)
+    def _take_over(self, number, lost, size, distance):
+        """Add the copy of a lost rank's memory to this rank's memory, if this rank has it."""
+        gone = sorted(rank for rank in lost if (rank + distance) % size in lost)
         if gone:
             self._warn(
                 f"ranks {gone} were lost together with the ranks that had copies of their "
@@ -274,12 +277,16 @@ class MemoryKeeper:
                 "these memories are lost"
             )
         own = next((commit for commit in self._commits if commit.number == number), None)
-        if own is None or (own.rank - 1) % size not in lost:
+        if own is None:
+            return
+        copied = (own.rank - distance) % size
+        if copied not in lost:
             return
         copies = [
             commit.copy
             for commit in self._commits
-            if commit.copy is not None and (commit.rank, commit.size) == (own.rank, own.size)
+            if commit.copy is not None
+            and (commit.rank, commit.size, commit.distance) == (own.rank, own.size, distance)
         ]
         copy = own.copy
         if copy is None:
@@ -288,7 +295,7 @@ class MemoryKeeper:
                 if copies
                 else "its memory is lost"
             )
-            warn(f"the previous rank was lost during a commit; {found}")
+            warn(f"rank {copied} was lost during a commit; {found}")
             copy = copies[0] if copies else None
         if copy is not None:
             memory_transfer.add(self._slots, copy)

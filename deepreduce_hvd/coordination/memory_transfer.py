@@ -14,10 +14,47 @@ from deepreduce_hvd.stages.memories.saturated import saturated_mean
 _PART_BYTES = 1 << 30
 
 
-def copy_of_previous_rank(slots, transport):
-    """Send this rank's memory to the next rank; return that of the previous rank, (n,) float32."""
+def distance_of_copies(transport):
+    """Return how many ranks further the copy of each memory goes, the same on all ranks.
+
+    Raises:
+        CorruptPayloadError: a rank sent something else than the number of ranks on its host.
+    """
+    own = np.array([transport.local_size], dtype=np.int64)
+    gathered = transport.wait(transport.allgather(own.view(np.uint8), "deepreduce.elastic.hosts"))
+    size = transport.size
+    if gathered.size != size * own.nbytes:
+        raise CorruptPayloadError(
+            f"elastic training: expected {own.nbytes} bytes from each of {size} ranks, "
+            f"got {gathered.size}"
+        )
+    local_sizes = np.array(gathered).view(np.int64).tolist()
+    if not all(1 <= count <= size for count in local_sizes):
+        raise CorruptPayloadError(
+            f"elastic training: expected from every rank the number of ranks on its host, 1 to "
+            f"{size}, got {local_sizes}"
+        )
+    return distance_between_hosts(local_sizes)
+
+
+def distance_between_hosts(local_sizes):
+    """Return the smallest distance at which the fewest ranks have their copy on their own host.
+
+    Horovod numbers ranks host by host. So this distance is the number of ranks on the largest host.
+    If the other hosts have fewer ranks in all, it is the number of those. With one host it is 1.
+
+    Args:
+        local_sizes: for every rank, the number of ranks on its host.
+    """
+    largest = max(local_sizes)
+    return min(largest, len(local_sizes) - largest) or 1
+
+
+def copy_of_other_rank(slots, transport, distance):
+    """Send this rank's memory ``distance`` ranks further; return the one that comes, float32."""
     own = _flat(slots)
-    after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+    after = (transport.rank + distance) % transport.size
+    before = (transport.rank - distance) % transport.size
     copy = np.empty_like(own)
     for start, received in _send(own, after, [before], transport, "copies"):
         copy[start : start + received[before].size] = received[before]

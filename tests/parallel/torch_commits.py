@@ -81,8 +81,8 @@ def scenario_a_commit_that_fails_changes_nothing(directory):
     for models_first in (False, True):
         for number in (1, 2):  # in the part of which compressor
             job = _Trained(models_first)
-            lost = _lost_in_call(number, memory_transfer.copy_of_previous_rank)
-            with mock.patch.object(memory_transfer, "copy_of_previous_rank", lost):
+            lost = _lost_in_call(number, memory_transfer.copy_of_other_rank)
+            with mock.patch.object(memory_transfer, "copy_of_other_rank", lost):
                 try:
                     job.state.commit()
                 except HorovodInternalError:

@@ -62,6 +62,7 @@ class Worker:
         self.slots = {name: Slot(size) for name, size in SIZES.items()}
         self.adapter = self.compressor = self
         self.transport = transport
+        self.host = object()  # a host of its own; workers with the same object share a host
         if begins_at:
             for slot in self.slots.values():
                 slot.steps, slot.reduction = begins_at, self.reduction
@@ -148,8 +149,11 @@ class Job:
 
     def form(self, interrupted=()):
         self.group = Group(len(self.workers), interrupted)
+        hosts = [worker.host for worker in self.workers]
         for rank, worker in enumerate(self.workers):
-            worker.transport = ThreadedTransport(self.group, rank)
+            worker.transport = ThreadedTransport(
+                self.group, rank, local_size=hosts.count(worker.host)
+            )
 
     def call(self, action, names=None):
         """Call an action of each worker or its keeper; ``names`` has one action per worker."""

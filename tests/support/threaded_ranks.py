@@ -50,11 +50,13 @@ class ThreadedTransport(Transport):
         group: the :class:`Group`.
         rank: the number of the rank in the group.
         ranks: the global numbers of its ranks; by default, they are the numbers in the group.
+        local_size: the number of ranks on the host of this one.
     """
 
-    def __init__(self, group, rank, ranks=None):
+    def __init__(self, group, rank, ranks=None, local_size=1):
         self.group = group
         self.rank = rank
+        self.local_size = local_size
         self._ranks = ranks
 
     @property
