@@ -47,15 +47,15 @@ def run_all(namespace, directory, hvd, barrier):
 
     Names on the command line after the directory select the scenarios to run.
     """
-    # so that collections do not traverse what the frameworks have imported
-    gc.collect()
-    gc.freeze()
     outcomes, wanted = {}, sys.argv[2:]
     for name, scenario in list(namespace.items()):
         if not name.startswith("scenario_"):
             continue
         if wanted and name[len("scenario_") :] not in wanted:
             continue
+        # collections, and searches for optimizers, need not traverse what is there already
+        gc.collect()
+        gc.freeze()
         # shown if a job ends without its report
         print(f"{time.strftime('%X')} {name}", flush=True)
         try:

@@ -80,7 +80,7 @@ def scenario_equal_parameters_and_nothing_lost(directory):
             named, codec_for(communicator, dr.Rice(), VALUE["qsgd_4"]), communicator=communicator
         )
         step = make_step(named, compressor, **options)
-        step = step if number % 2 else tf.function(step)
+        step = step if number % 2 else tf.function(step, autograph=False)
         came_in = arrived = 0.0
         for count in range(2):
             before = local_gradients(named, batch(count))
@@ -167,7 +167,7 @@ def scenario_gradient_dtypes(directory):
         named = model(dtype=dtype)
         compressor = compressor_of(named, codec_for(None), communicator=dr.GTopK())
         for gradient, (name, variable) in zip(
-            tf.function(make_step(named, compressor))(batch(0, dtype=dtype)), named
+            tf.function(make_step(named, compressor), autograph=False)(batch(0, dtype=dtype)), named
         ):
             assert gradient.dtype == dtype and gradient.shape == variable.shape, name
             assert np.abs(gradient.numpy().astype(np.float64)).max() > 0, name
@@ -231,7 +231,7 @@ def scenario_a_rank_that_fails_makes_all_raise(directory):
             compressor.adapter.slots[named[0][0]].selected = np.zeros(0, np.float32)
         step = make_step(named, compressor, groups=1)
         try:
-            (step if number % 2 else tf.function(step))(batch(0))
+            (step if number % 2 else tf.function(step, autograph=False))(batch(0))
         except (dr.PeerFailedError, tf.errors.OpError) as error:
             assert (
                 f"rank {hvd.size() - 1}: " in str(error)
@@ -273,7 +273,9 @@ def scenario_graphs_of_several_dtypes(directory):
             )[0]
 
         graphs = {
-            dtype: tf.function(lambda gradient, dtype=dtype: reduced(gradient, dtype))
+            dtype: tf.function(
+                lambda gradient, dtype=dtype: reduced(gradient, dtype), autograph=False
+            )
             for dtype in (tf.bfloat16, tf.float32, tf.float64)
         }
         for _ in range(2):

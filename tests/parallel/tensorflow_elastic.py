@@ -96,15 +96,15 @@ def main(directory, settings, kind):
         )
         optimizer.build(variables(named))  # a joining rank gets its variables
         compressor = compressor_of(named, codec, loss_scale=lambda: optimizer.loss_scale)
-        reduced_step = tf.function(_scaled_step(named, compressor, optimizer))
+        reduced_step = tf.function(_scaled_step(named, compressor, optimizer), autograph=False)
     elif settings == SETTINGS["allgather"]:
         table = tf.Variable(np.random.default_rng(1).standard_normal((400, 8), np.float32))
         named.append(("table", table))  # which new ranks do not know as one
         compressor = compressor_of(named, {"kernel*": codec, "bias*": codec}, **settings)
-        reduced_step = tf.function(_step_with_a_table(named, compressor))
+        reduced_step = tf.function(_step_with_a_table(named, compressor), autograph=False)
     else:
         compressor = compressor_of(named, codec, **settings)
-        reduced_step = tf.function(make_step(named, compressor))
+        reduced_step = tf.function(make_step(named, compressor), autograph=False)
     reduced_step = dr.tensorflow.scheduled(compressor)(reduced_step)
     if kind == "stock":  # Horovod's own state, without the compressor
         state = hvd.elastic.TensorFlowKerasState(Network(named), optimizer, step=0)

@@ -301,7 +301,7 @@ def scenario_keras_3_with_a_loss_scale_optimizer(directory):
             dr.Codec(dr.TopK(0.1)), parameters=network.trainable_variables, **options
         )
 
-        @tf.function
+        @tf.function(autograph=False)
         def step(inputs, answers):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((network(inputs, training=True) - answers) ** 2)

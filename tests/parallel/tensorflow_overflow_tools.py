@@ -44,7 +44,7 @@ def coefficients(step, network, peaks=None):
 def make_step(network, compressor, names=None, **options):
     """Return a step that reduces the gradients that it is given."""
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(wanted):
         with tf.GradientTape() as tape:
             loss = tf.add_n(

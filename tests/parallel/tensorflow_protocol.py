@@ -268,7 +268,7 @@ def scenario_data_that_ends_earlier_on_some_ranks(directory):
         ):  # fmt: skip
             named = model()
             step = make_step(named, compressor_of(named, codec, communicator=communicator))
-            step = step if eager else tf.function(step)
+            step = step if eager else tf.function(step, autograph=False)
             for number in range(count):
                 step(batch(number))
             steps.append(lambda step=step: step(batch(9)))

@@ -20,7 +20,9 @@ from deepreduce_hvd.planning.policies import rows_codec
 def _tape_step(variable, compressor, reduces=None):
     """Return a function of (rows, factor) that reduces the gradient of one table."""
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([])])
+    signature = tf.TensorSpec([None], tf.int64), tf.TensorSpec([])
+
+    @tf.function(input_signature=signature, autograph=False)
     def step(rows, factor):
         with tf.GradientTape() as tape:
             used = tf.gather(variable, rows)
@@ -243,7 +245,7 @@ def scenario_sums_of_several_backward_passes(directory):
             optimizer.minimize(value, variables, tape=tape)
 
         if traced:
-            step = tf.function(step, input_signature=[tf.TensorSpec([None], tf.int64)] * 2)
+            step = tf.function(step, [tf.TensorSpec([None], tf.int64)] * 2, autograph=False)
         for number in range(4):
             kept = _residuals(compressor)
             before, own = [one.numpy() for one in variables], np.zeros((ROWS, COLUMNS))
@@ -288,7 +290,11 @@ def _train_with_slices(seeds):
             optimizer.apply_gradients([(reduced, table)])
             return tf.convert_to_tensor(reduced)
 
-        step = step if draw.random() < 0.3 else tf.function(step, reduce_retracing=True)
+        step = (
+            step
+            if draw.random() < 0.3
+            else tf.function(step, autograph=False, reduce_retracing=True)
+        )
         given, arrived = np.zeros((rows, columns)), np.zeros((rows, columns))
         for _ in range(6):
             used = own.integers(rows, size=draw.choice((1, 5, 40)) if own.random() < 0.9 else 0)

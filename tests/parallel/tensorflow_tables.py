@@ -60,7 +60,7 @@ def _warnings_of(named, compressor, steps, how):
 
     if how != "eager":
         shapes = [tf.TensorSpec([None], tf.int64)] * (len(named) - 1)
-        gradients = tf.function(gradients, input_signature=shapes)
+        gradients = tf.function(gradients, shapes, autograph=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for rows in steps:
@@ -100,7 +100,7 @@ def _run_random_programs(seeds):
         in_graph = seed % 3 != 2  # without it, Horovod still makes a graph of the reduction
         if in_graph:
             shapes = [[tf.TensorSpec([None], dtype)] * 2 for dtype in (tf.int64, tf.float32)]
-            reduced = tf.function(reduced, input_signature=shapes)
+            reduced = tf.function(reduced, shapes, autograph=False)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for number, step in enumerate(programs, 1):
@@ -187,7 +187,7 @@ def scenario_tables_keep_the_momentum_of_a_prepared_optimizer(directory):
         )
         dr.prepare(optimizer, compressor)
 
-        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)] * 2)
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)] * 2, autograph=False)
         def step(*rows, named=named, compressor=compressor, optimizer=optimizer):
             variables = [variable for _, variable in named]
             with tf.GradientTape() as tape:
