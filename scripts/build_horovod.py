@@ -2,7 +2,8 @@
 
 Horovod 0.28.1 is only available as source. Its CMake files request C++14, which the headers of
 current frameworks refuse. So a wrapper around the compiler appends -std=c++17: the last -std on a
-command line is the one that counts.
+command line is the one that counts. It also appends -g0, because debug information takes a seventh
+of the time and makes the wheel 20 times as large.
 """
 
 import os
@@ -16,7 +17,7 @@ from console import LOGS, SetUpError, cache_directory, clean_environment, locked
 
 VERSION = "0.28.1"
 # part of the cache key; increase it when this file builds another wheel from the same versions
-RECIPE = 1
+RECIPE = 2
 # memory that one compiler process needs for the frameworks' headers, with a margin
 BYTES_PER_COMPILER = 2 * 1024**3
 EXPECTED_PARTS = ("[X] TensorFlow", "[X] PyTorch", "[X] Gloo")
@@ -65,7 +66,7 @@ def build(python, folder):
     with tempfile.TemporaryDirectory(dir=folder) as name:
         scratch = Path(name)
         wrapper = scratch / "g++-c++17"
-        wrapper.write_text(f'#!/bin/sh\nexec {compiler()} "$@" -std=c++17\n')
+        wrapper.write_text(f'#!/bin/sh\nexec {compiler()} "$@" -std=c++17 -g0\n')
         wrapper.chmod(0o755)
         environment = clean_environment(
             CXX=str(wrapper), MAKEFLAGS=f"-j{processes}",
