@@ -97,8 +97,8 @@ class RankStatus:
             largest = max(entry.size - 1, 1)
             if not entry.complete <= entry.distance <= largest:
                 raise CorruptPayloadError(
-                    f"elastic training: expected a distance of copies of {entry.complete} to "
-                    f"{largest} from every rank, got {entry.distance}"
+                    f"elastic training: expected copies {entry.complete} to {largest} ranks further "
+                    f"from every rank, got {entry.distance}"
                 )
         return cls(fingerprint, bool(restored), bool(moved), commits)
 
@@ -133,6 +133,25 @@ def newest_complete(commits):
     return max((commit.number for commit in commits if commit.complete), default=0)
 
 
+def gather_numbers(transport, numbers, name):
+    """Gather (n,) int64 from every rank; return a list with the list of numbers of each rank.
+
+    All ranks call this at once.
+
+    Raises:
+        CorruptPayloadError: the ranks did not send n numbers each.
+    """
+    gathered = transport.wait(
+        transport.allgather(numbers.view(np.uint8), f"deepreduce.elastic.{name}")
+    )
+    if gathered.size != transport.size * numbers.nbytes:
+        raise CorruptPayloadError(
+            f"elastic training: expected {numbers.nbytes} bytes from each of {transport.size} "
+            f"ranks, got {gathered.size}"
+        )
+    return np.array(gathered).view(np.int64).reshape(transport.size, numbers.size).tolist()
+
+
 def gather_statuses(transport, status):
     """Return the :class:`RankStatus` of every rank, in rank order. All ranks call this at once.
 
@@ -140,17 +159,8 @@ def gather_statuses(transport, status):
         CorruptPayloadError: a rank sent bytes that are not a status.
         InvalidArgumentError: the ranks' fingerprints differ.
     """
-    row = status.pack()
-    gathered = transport.wait(
-        transport.allgather(row.view(np.uint8), "deepreduce.elastic.statuses")
-    )
-    if gathered.size != transport.size * row.nbytes:
-        raise CorruptPayloadError(
-            f"elastic training: expected {row.nbytes} bytes from each of {transport.size} "
-            f"ranks, got {gathered.size}"
-        )
-    numbers = np.array(gathered).view(np.int64).reshape(transport.size, RankStatus.NUMBERS)
-    statuses = [RankStatus.unpack(row) for row in numbers.tolist()]
+    rows = gather_numbers(transport, status.pack(), "statuses")
+    statuses = [RankStatus.unpack(row) for row in rows]
     other = [
         rank for rank, one in enumerate(statuses) if one.fingerprint != statuses[0].fingerprint
     ]

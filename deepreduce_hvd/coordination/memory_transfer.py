@@ -7,6 +7,7 @@ same parameters, so memories have the same size on all ranks.
 import numpy as np
 
 from deepreduce_hvd.checkpoints.checkpoint import memory_factor
+from deepreduce_hvd.coordination.commits import gather_numbers
 from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.stages.memories.saturated import saturated_mean
 
@@ -21,18 +22,11 @@ def distance_of_copies(transport):
         CorruptPayloadError: a rank sent something else than the number of ranks on its host.
     """
     own = np.array([transport.local_size], dtype=np.int64)
-    gathered = transport.wait(transport.allgather(own.view(np.uint8), "deepreduce.elastic.hosts"))
-    size = transport.size
-    if gathered.size != size * own.nbytes:
-        raise CorruptPayloadError(
-            f"elastic training: expected {own.nbytes} bytes from each of {size} ranks, "
-            f"got {gathered.size}"
-        )
-    local_sizes = np.array(gathered).view(np.int64).tolist()
-    if not all(1 <= count <= size for count in local_sizes):
+    local_sizes = [count for (count,) in gather_numbers(transport, own, "hosts")]
+    if not all(1 <= count <= transport.size for count in local_sizes):
         raise CorruptPayloadError(
             f"elastic training: expected from every rank the number of ranks on its host, 1 to "
-            f"{size}, got {local_sizes}"
+            f"{transport.size}, got {local_sizes}"
         )
     return distance_between_hosts(local_sizes)
 
@@ -51,7 +45,11 @@ def distance_between_hosts(local_sizes):
 
 
 def copy_of_other_rank(slots, transport, distance):
-    """Send this rank's memory ``distance`` ranks further; return the one that comes, float32."""
+    """Send this rank's memory to the rank ``distance`` further.
+
+    Returns:
+        The memory of the rank ``distance`` before, (n,) float32.
+    """
     own = _flat(slots)
     after = (transport.rank + distance) % transport.size
     before = (transport.rank - distance) % transport.size

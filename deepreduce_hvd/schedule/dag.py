@@ -346,10 +346,11 @@ def timeline(
     """
     model, messages = Model(profile, network), tuple(messages)
     bounds = positions(profile, messages)
-    for message in messages:
-        good = profile.has_ratio or message.density in (None, profile.density)
+    if not profile.has_ratio:
         what = f"the density {profile.density:g}, which no plan can change for {profile.codec}"
-        expect(good, f"message {message.label}", what, message.density)
+        for message in messages:
+            good = message.density in (None, profile.density)
+            expect(good, f"message {message.label}", what, message.density)
     events: list[Event] = []
 
     def bar(track: str, kind: str, name: str, start: float, seconds: float) -> float:

@@ -290,11 +290,8 @@ def _train_with_slices(seeds):
             optimizer.apply_gradients([(reduced, table)])
             return tf.convert_to_tensor(reduced)
 
-        step = (
-            step
-            if draw.random() < 0.3
-            else tf.function(step, autograph=False, reduce_retracing=True)
-        )
+        if draw.random() >= 0.3:
+            step = tf.function(step, autograph=False, reduce_retracing=True)
         given, arrived = np.zeros((rows, columns)), np.zeros((rows, columns))
         for _ in range(6):
             used = own.integers(rows, size=draw.choice((1, 5, 40)) if own.random() < 0.9 else 0)
