@@ -97,8 +97,8 @@ class RankStatus:
             largest = max(entry.size - 1, 1)
             if not entry.complete <= entry.distance <= largest:
                 raise CorruptPayloadError(
-                    f"elastic training: expected copies {entry.complete} to {largest} ranks further "
-                    f"from every rank, got {entry.distance}"
+                    f"elastic training: expected copies {entry.complete} to {largest} ranks "
+                    f"further from every rank, got {entry.distance}"
                 )
         return cls(fingerprint, bool(restored), bool(moved), commits)
 
